@@ -1,0 +1,53 @@
+# Every target builds .venv from nothing where it is missing; PYTHONSAFEPATH keeps the top-level
+# folder `kernels` from shadowing the Hugging Face package of that name.
+SHELL := /bin/bash
+export PYTHONSAFEPATH := 1
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.gdncheck-installed
+OUT ?= captures
+LAYERS ?= 17
+WHAT ?= core
+
+.PHONY: setup demo test test-slow check capture bench fuzz gpu-test clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,capture,plot]'
+	@touch $@
+	@echo "make setup: $(VENV) is ready; try $(BIN)/gdncheck doctor"
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -m 'not gpu and not slow'
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q -m 'slow and not gpu'
+
+gpu-test: $(STAMP)
+	$(BIN)/python -m pytest -q -m gpu
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build/typing/gdncheck && cd build/typing/gdncheck && \
+	  for f in ../../../gdncheck/*; do ln -sfn $$f $$(basename $$f); done && \
+	  for d in reference capture kernels compare; do ln -sfn ../../../$$d $$d; done
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p gdncheck
+
+capture: $(STAMP)
+	$(BIN)/gdncheck capture $(MODEL) --tokens $(TOKENS) --layer $(LAYERS) --what $(WHAT) --out $(OUT)
+
+bench: $(STAMP)
+	$(BIN)/python bench/run.py
+
+fuzz: $(STAMP)
+	$(BIN)/gdncheck fuzz --hours 8 --out runs/night
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

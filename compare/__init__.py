@@ -1,0 +1,1 @@
+"""Verdicts: checks by tier, localisation, reports."""

@@ -1,0 +1,55 @@
+"""Verdicts, places and outcomes: the values that every check returns and every report prints.
+
+The idea: a check never prints and never decides alone. It returns an `Outcome`; `judge` orders the
+outcomes by tier and the first that fires decides. The JSON of `diff` is made from these structs only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+VerdictWord = Literal["pass", "suspect", "fail", "out-of-contract", "error", "timeout", "skipped"]
+PlaceClass = Literal["nan", "+inf", "-inf", "wrong", "moves"]
+
+# Worst first: the verdict of several results is the first of these that occurs among them.
+VERDICT_ORDER: tuple[VerdictWord, ...] = (
+    "fail", "error", "timeout", "out-of-contract", "suspect", "pass", "skipped",
+)  # fmt: skip
+FAILING: frozenset[VerdictWord] = frozenset({"fail", "error", "timeout", "out-of-contract"})
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where something is wrong; absent parts are None. Indices are 0-based; token counts inside its sequence."""
+
+    tensor: str
+    """`output`, `state`, or a stage's name."""
+    class_: PlaceClass = msgspec.field(name="class")
+    sequence: int | None = None
+    head: int | None = None
+    chunk: int | None = None
+    token: int | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one check found."""
+
+    check: str
+    """The check's name, e.g. `state-bound`."""
+    tier: int
+    status: Literal["ok", "fires", "suspect", "not-applicable"]
+    reason: str = ""
+    """One sentence with the numbers and the rule."""
+    place: Place | None = None
+    numbers: dict[str, Any] = {}
+    """Measured values, the limit, and `would_pass`: the tolerance that would have passed."""
+
+
+class ContractDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared departure from the pure truth that explains a difference."""
+
+    clause: str
+    size: float
+    """Largest share of a tile's error that the clause explains, relative to the truth's RMS."""
+    text: str

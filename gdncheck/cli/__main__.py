@@ -1,0 +1,5 @@
+"""`python -m gdncheck.cli` is the console script."""
+
+from gdncheck.cli import main
+
+main()

@@ -1,0 +1,40 @@
+"""Options that several commands share, declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+device_option = click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+    help="Where kernels run; cpu means Triton's interpreter.",
+)  # fmt: skip
+kernel_option = click.option(
+    "--kernel", "kernels", multiple=True, metavar="NAME",
+    help="Kernel under test, repeatable: fla.chunk, fla.chunk@0.6.0, package.module:function. "
+    "Default: what is installed.",
+)  # fmt: skip
+time_limit_option = click.option(
+    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
+    metavar="SECONDS", help="Limit for one kernel call, compile included.",
+)  # fmt: skip
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
+strict_option = click.option(
+    "--strict", is_flag=True, help="Count suspects and contract differences as failures (exit 1)."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+captures_option = click.option(
+    "--captures", type=click.Path(file_okay=False), envvar="GDNCHECK_CAPTURES", default="captures",
+    show_default=True, help="Directory of captured cases.",
+)  # fmt: skip
+
+
+def run_options(command: Command) -> Command:
+    """The options of every command that runs kernels."""
+    for option in (json_option, strict_option, seed_option, time_limit_option, device_option, kernel_option):
+        command = option(command)
+    return command

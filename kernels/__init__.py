@@ -1,0 +1,1 @@
+"""The systems under test: adapters with contracts, isolated workers, the Triton interpreter."""

@@ -1,0 +1,84 @@
+"""What a kernel declares about itself, as data: capabilities and contract clauses.
+
+The idea: a departure from the truth is a fault only if no promise covers it, so promises are typed
+data that the verdict, the sweep and the documentation walk, never prose inside an adapter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+ClauseKind = Literal["domain", "transform", "rounding", "relation"]
+Promise = Literal["promised", "observed", "not promised"]
+
+
+class Clause(msgspec.Struct, frozen=True, kw_only=True):
+    """One promise (or one disclaimed promise) of a kernel."""
+
+    id: str
+    """Dotted name, e.g. `l2norm.eps`, `cast.w`, `relation.causality`."""
+    kind: ClauseKind
+    applies_to: str
+    """Tensor, stage or relation that the clause speaks of."""
+    value: Any
+    source: str
+    """Package, version and place where the clause was read or measured."""
+    since: str | None = None
+    until: str | None = None
+    """Version range [since, until) in which it holds; None is open."""
+
+
+class Contract(msgspec.Struct, frozen=True, kw_only=True):
+    """All clauses of one kernel at one version."""
+
+    kernel: str
+    clauses: tuple[Clause, ...] = ()
+
+    def find(self, clause_id: str) -> Clause | None:
+        return next((c for c in self.clauses if c.id == clause_id), None)
+
+    def value(self, clause_id: str, default: Any = None) -> Any:
+        clause = self.find(clause_id)
+        return default if clause is None else clause.value
+
+    def relation(self, name: str) -> Promise:
+        """How far a relation of tier 4 is promised; run-to-run equality is promised unless said otherwise."""
+        default = "promised" if name == "run-to-run" else "observed"
+        return self.value(f"relation.{name}", default)
+
+    def rounding(self) -> dict[str, str]:
+        """Cast point -> format, for the emulation (`native` follows the input dtype)."""
+        return {c.id.removeprefix("cast."): c.value for c in self.clauses if c.id.startswith("cast.")}
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel can be asked to do; the sweep skips axes that it cannot take."""
+
+    chunk_sizes: tuple[int, ...] = ()
+    """Values that `chunk_size` may take; empty: fixed by the kernel."""
+    default_chunk_size: int | None = 64
+    """Chunk the kernel works in when nothing is asked; None: no chunks (a recurrent kernel)."""
+    gva: bool = True
+    """Takes HV > HK without expanded heads."""
+    varlen: bool = True
+    """Takes several sequences through cu_seqlens in one call."""
+    state_layout: Literal["KV", "VK"] = "KV"
+    gate_space: Literal["log", "linear"] = "log"
+    l2norm: Literal["in_kernel", "before", "both"] = "before"
+    """Can the kernel l2-normalise q and k itself."""
+    state_dtypes: tuple[str, ...] = ("float32",)
+    input_dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    slots: bool = False
+    """Addresses a pool in place by slot_indices."""
+    channel_gate: bool = False
+    """Takes g [T, HV, K]."""
+    pins: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    profile: str | None = None
+    """Name of a precision profile of the emulation (`reference.rounding.PROFILES`); None: by dtype."""
+    clauses: tuple[Clause, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    max_tokens_cpu: int | None = None
+    """Above this many tokens a CPU run (Triton's interpreter) is too slow to start unasked."""
