@@ -10,7 +10,7 @@ OUT ?= captures
 LAYERS ?= 17
 WHAT ?= core
 
-.PHONY: setup demo test test-slow check capture bench fuzz gpu-test clean
+.PHONY: setup demo test test-slow check docs capture bench fuzz gpu-test clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,9 @@ check: $(STAMP)
 	  for f in ../../../gdncheck/*; do ln -sfn $$f $$(basename $$f); done && \
 	  for d in reference capture kernels compare; do ln -sfn ../../../$$d $$d; done
 	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p gdncheck
+
+docs: $(STAMP)
+	$(BIN)/python -m gdncheck.cli.manual > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
 
 capture: $(STAMP)
 	$(BIN)/gdncheck capture $(MODEL) --tokens $(TOKENS) --layer $(LAYERS) --what $(WHAT) --out $(OUT)
