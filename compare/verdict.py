@@ -21,7 +21,10 @@ FAILING: frozenset[VerdictWord] = frozenset({"fail", "error", "timeout", "out-of
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where something is wrong; absent parts are None. Indices are 0-based; token counts inside its sequence."""
+    """Where something is wrong; absent parts are None.
+
+    Indices are 0-based; chunk and token count inside their sequence.
+    """
 
     tensor: str
     """`output`, `state`, or a stage's name."""

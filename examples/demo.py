@@ -55,7 +55,7 @@ def run(captures: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="keep the captures here")
     out = parser.parse_args().out
     if out is not None:

@@ -20,12 +20,16 @@ def modules(layer: str) -> Iterator[Path]:
     return (ROOT / layer).rglob("*.py")
 
 
+def package_of(directory: Path) -> tuple[str, ...]:
+    """The package that a folder of the repository installs as."""
+    parts = directory.relative_to(ROOT).parts
+    return parts if parts[0] == "gdncheck" else ("gdncheck", *parts)
+
+
 def imported(path: Path) -> Iterator[tuple[str, int, bool]]:
     """Absolute names that a module imports, the line, and whether the import runs at module level."""
     tree = ast.parse(path.read_text())
-    package = ("gdncheck", *path.relative_to(ROOT).parent.parts) if path.parts[len(ROOT.parts)] != "gdncheck" else (
-        path.relative_to(ROOT).parent.parts
-    )  # fmt: skip
+    package = package_of(path.parent)
     inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
     for node in ast.walk(tree):
         top = id(node) not in inside
@@ -89,6 +93,5 @@ def test_a_subpackage_is_missing_from_the_wheel(layer):
 
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     for init in (ROOT / layer).rglob("__init__.py"):
-        parts = init.parent.relative_to(ROOT).parts
-        name = ".".join(parts if parts[0] == "gdncheck" else ("gdncheck", *parts))
+        name = ".".join(package_of(init.parent))
         assert name in listed, f"add {name} to [tool.setuptools] packages"

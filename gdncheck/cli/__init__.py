@@ -36,7 +36,10 @@ class LazyGroup(click.Group):
         return getattr(import_module(module), attribute)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT)
 @click.version_option(package_name="gdncheck", prog_name="gdncheck")
 def cli() -> None:
     """Find the first configuration in which a Gated DeltaNet kernel gives a non-finite or wrong state.

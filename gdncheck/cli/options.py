@@ -22,7 +22,9 @@ time_limit_option = click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
     metavar="SECONDS", help="Limit for one kernel call, compile included.",
 )  # fmt: skip
-seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of every random choice."
+)
 strict_option = click.option(
     "--strict", is_flag=True, help="Count suspects and contract differences as failures (exit 1)."
 )
