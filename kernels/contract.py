@@ -46,7 +46,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     def relation(self, name: str) -> Promise:
         """How far a relation of tier 4 is promised; run-to-run equality is promised unless said otherwise."""
         default = "promised" if name == "run-to-run" else "observed"
-        return self.value(f"relation.{name}", default)
+        promise: Promise = self.value(f"relation.{name}", default)
+        return promise
 
     def rounding(self) -> dict[str, str]:
         """Cast point -> format, for the emulation (`native` follows the input dtype)."""

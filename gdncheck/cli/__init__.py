@@ -33,7 +33,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name].split(":")
-        return getattr(import_module(module), attribute)
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
 
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

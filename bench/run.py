@@ -1,0 +1,34 @@
+"""Run every benchmark that this machine can run, one after another: `make bench`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# Modules that the benchmarks share.
+NOT_BENCHMARKS = {"run.py", "record.py"}
+
+
+def main() -> int:
+    # The scripts import bench/record.py from their own folder, which safe-path mode would hide.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    failed = []
+    for script in sorted(HERE.glob("*.py")):
+        if script.name in NOT_BENCHMARKS:
+            continue
+        started = time.monotonic()
+        print(f"== bench/{script.name}", flush=True)
+        if subprocess.run([sys.executable, script.name], cwd=HERE, env=environment).returncode != 0:
+            failed.append(script.name)
+        print(f"== bench/{script.name}: {time.monotonic() - started:.1f} s", flush=True)
+    if failed:
+        print(f"make bench: failed: {', '.join(failed)}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
