@@ -19,7 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(
-    r"(?:<!-- (?P<mark>not run|file|exit): ?(?P<note>.*?) -->\n)?```(?P<kind>console|python)\n(?P<body>.*?)```",
+    r"(?:<!-- (?P<mark>not run|file|exit): ?(?P<note>.*?) -->\n)?"
+    r"```(?P<kind>console|python)\n(?P<body>.*?)```",
     re.S,
 )
 LINKED = ("models", "examples")
