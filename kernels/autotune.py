@@ -1,0 +1,106 @@
+"""Which configuration each autotuned Triton kernel launches: recorded, pinned, or cut to one.
+
+The one idea: every choice goes through `Autotuner.run`, so one replacement of that method sees all of
+them. Installed with `cut_to_one` (Triton's interpreter, where there is nothing to time and the stock
+tuner asks for a driver) it takes one configuration without tuning; a pinned kernel takes its pin, on
+a GPU too; otherwise the tuner chooses as ever and its choice is recorded.
+
+Upstream: Triton 3.2 to 3.9, `triton.runtime.autotuner.Autotuner`. Which pins a kernel has and who
+sweeps them is the caller's business. Names are those of the jitted functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..capture.errors import BadInput
+
+_pins: dict[str, Mapping[str, Any]] = {}
+_launched: dict[str, str] = {}
+_cut_to_one = False
+
+
+def install(cut_to_one: bool = False) -> None:
+    """Replace `Autotuner.run` (imports triton). Again is harmless; `cut_to_one` stays once it was asked for."""
+    global _cut_to_one
+    _cut_to_one = _cut_to_one or cut_to_one
+    from triton.runtime.autotuner import Autotuner
+
+    if getattr(Autotuner, "_gdncheck_run", None) is not None:
+        return
+    stock_run = Autotuner.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = kernel_name(self)
+        chosen = _choice(self, name, args, kwargs)
+        if chosen is None:
+            result = stock_run(self, *args, **kwargs)
+            _launched[name] = describe(self.best_config)
+            return result
+        everything = self.configs
+        self.configs = [chosen]
+        try:
+            return stock_run(self, *args, **kwargs)
+        finally:
+            self.configs = everything
+            _launched[name] = describe(chosen)
+
+    Autotuner._gdncheck_run = stock_run
+    Autotuner.run = run
+
+
+@contextmanager
+def pinned(pins: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """Within it kernel NAME launches the configuration that matches pins[NAME], e.g. {"BK": 64, "num_warps": 4}.
+
+    Yields the record kernel -> configuration of everything autotuned that is launched meanwhile.
+    """
+    global _pins
+    before, _pins = _pins, {name: dict(pin) for name, pin in pins.items()}
+    _launched.clear()
+    try:
+        yield _launched
+    finally:
+        _pins = before
+
+
+def kernel_name(autotuner: Any) -> str:
+    """Name of the jitted function inside an autotuner's wrappers."""
+    function = autotuner.fn
+    while hasattr(function, "fn"):
+        function = function.fn
+    return str(function.__name__)
+
+
+def describe(config: Any) -> str:
+    """A configuration on one line: its meta-parameters, warps and stages."""
+    meta = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    return ", ".join(f"{key}={value}" for key, value in meta.items())
+
+
+def _choice(autotuner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The configuration to launch, or None to let the tuner choose."""
+    if name in _pins:
+        return _matching(autotuner.configs, name, _pins[name])
+    if not _cut_to_one or len(autotuner.configs) == 1:
+        return None
+    autotuner.nargs = dict(zip(autotuner.arg_names, args, strict=False))
+    # The interpreter pays per operation, not per element: the largest blocks are the fewest programs.
+    return max(list(autotuner.prune_configs(kwargs)), key=_block_size)
+
+
+def _block_size(config: Any) -> int:
+    return math.prod(v for v in config.kwargs.values() if isinstance(v, int) and not isinstance(v, bool))
+
+
+def _matching(configs: list[Any], name: str, pin: Mapping[str, Any]) -> Any:
+    """The first configuration that has every value of the pin. Raises BadInput where none has."""
+    for config in configs:
+        have = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+        if all(have.get(key) == value for key, value in pin.items()):
+            return config
+    known = "; ".join(describe(config) for config in configs[:4])
+    raise BadInput(f"pin {dict(pin)} matches no configuration of {name}; it has {len(configs)}, e.g. {known}")
