@@ -1,0 +1,333 @@
+"""The child in which kernels run: `PYTHON -m gdncheck.kernels.worker DESCRIPTOR`.
+
+The idea: everything that a kernel could spoil (the process, its CUDA context, its stdout, its sys.path)
+belongs to this process alone. It loads one kernel, answers each call with one message and holds no
+judgement: what it says is either the kernel's result or one line about why there is none.
+
+Leaves to others: time limits, signals and restarts (`process`, `pool`), what a kernel's module is
+(`registry`), the Triton interpreter's shims (`interpreter`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib.metadata
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..capture.errors import BadInput, CannotRun, GdncheckError, Refused
+from . import poison
+from .interface import Adapter, KernelCall, KernelInfo
+from .protocol import (
+    Channel,
+    ConnectionLost,
+    Finished,
+    KernelSpec,
+    Open,
+    Opened,
+    OpenFailed,
+    Run,
+    as_bytes,
+    mapped_tensors,
+    share_tensors,
+)
+from .searchpath import use_search_path
+
+PR_SET_PDEATHSIG = 1
+MESSAGE_LIMIT = 500  # characters; compilers answer in pages
+REPORTED_PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "fla-core",
+    "transformers",
+    "vllm",
+    "sglang",
+    "flashinfer-python",
+)
+
+
+def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """Text of any length and shape on one line; the middle is left out where it is too long."""
+    line = " ".join(text.split())
+    if len(line) <= limit:
+        return line
+    return f"{line[: limit * 2 // 3]} ... {line[-limit // 3 :]}"
+
+
+def describe_exception(error: BaseException) -> str:
+    """`ValueError: what (package/module.py:12 in function)`, on one line.
+
+    The place is the deepest frame outside torch and this worker: the kernel's own line.
+    """
+    text = one_line(str(error))
+    name = type(error).__name__
+    head = f"{name}: {text}" if text else name
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen")
+    ]  # fmt: skip
+    own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
+    chosen = own or frames
+    if not chosen:
+        return head
+    frame = chosen[-1]
+    return f"{head} ({_short(frame.filename)}:{frame.lineno} in {frame.name})"
+
+
+def _short(filename: str) -> str:
+    """A file's path below the directory of sys.path that it was found in."""
+    for directory in sorted(filter(None, sys.path), key=len, reverse=True):
+        if filename.startswith(directory + os.sep):
+            return filename[len(directory) + 1 :]
+    return os.sep.join(filename.split(os.sep)[-2:])
+
+
+class Device:
+    """Where a worker's kernel runs."""
+
+    def __init__(self, wanted: str, supported: tuple[str, ...]) -> None:
+        """Choose a device. Raises CannotRun where a GPU is asked for and none can be used."""
+        available = torch.cuda.is_available()
+        if wanted == "cuda" and not available:
+            build = f"torch {torch.__version__} " + (
+                f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a CPU build"
+            )
+            raise CannotRun(
+                f"no CUDA device can be used here ({build}); use --device cpu, or see gdncheck doctor"
+            )
+        if wanted in ("cpu", "cuda") and wanted not in supported:
+            raise CannotRun(f"it does not run on {wanted}, only on {', '.join(supported)}")
+        if wanted == "auto":
+            wanted = "cuda" if available and "cuda" in supported else "cpu"
+            if wanted not in supported:
+                raise CannotRun("it needs a CUDA device and none can be used here; see gdncheck doctor")
+        self.name = wanted
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.name == "cuda"
+
+    def synchronize(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A copy that belongs to the kernel, in an allocation of its own."""
+        return tensor.to(self.name) if self.is_cuda else tensor.clone()
+
+    def is_lost(self) -> bool:
+        """Has the CUDA context taken an error that every later call would report again?"""
+        try:
+            self.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+
+def load(request: Open) -> tuple[Adapter, KernelInfo, Device]:
+    """Load the kernel that is asked for.
+
+    Order matters: paths and environment first, then torch's allocators, then the interpreter's switch,
+    then the kernel's own package. Raises GdncheckError, or whatever the package raises.
+    """
+    spec = request.kernel
+    use_search_path(spec.sys_path, request.search_path)
+    os.environ.update(spec.environment)
+    poison.install()
+    if spec.by_import_path:
+        from .callable import load_callable
+
+        device = Device(request.device, ("cpu", "cuda"))
+        _switch_interpreter(device)
+        adapter: Adapter = load_callable(spec)
+        if "triton" in sys.modules:
+            _install_interpreter(device)
+    else:
+        kernels = import_module(spec.module).KERNELS
+        if spec.attribute not in kernels:
+            family = spec.name.partition(".")[0]
+            known = ", ".join(f"{family}.{op}" for op in sorted(kernels))
+            raise BadInput(f"unknown kernel {spec.name}; {family} has {known}")
+        factory = kernels[spec.attribute]
+        os.environ.update(getattr(factory, "environment", {}))
+        device = Device(request.device, factory.capabilities.devices)
+        _switch_interpreter(device)
+        adapter = factory(version=spec.version)
+    info = adapter.describe()
+    environment = {**_environment(device), **info.environment}
+    return adapter, msgspec.structs.replace(info, environment=environment), device
+
+
+def _switch_interpreter(device: Device) -> None:
+    """Without a GPU, Triton kernels run in its interpreter; it must know before it is imported."""
+    if not device.is_cuda:
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _install_interpreter(device: Device) -> None:
+    if not device.is_cuda:
+        from .interpreter import install
+
+        install()
+
+
+def _environment(device: Device) -> dict[str, Any]:
+    found: dict[str, Any] = {"python": sys.version.split()[0], "device": device.name}
+    for package in REPORTED_PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    found["triton_interpreted"] = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.is_cuda:
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def run_call(adapter: Adapter, call: KernelCall, device: Device) -> tuple[Finished, list[Tensor]]:
+    """Run one call on copies of its tensors; never raises what the kernel raises."""
+    evidence: dict[str, Any] = {}
+    try:
+        own = {name: device.own(tensor) for name, tensor in call.tensors.items()}
+        given = msgspec.structs.replace(call, tensors=dict(own))
+        kind = call.options.poison
+        with torch.no_grad(), poison.poisoned(kind) if kind else nullcontext() as count:
+            device.synchronize()
+            started = time.perf_counter()
+            outputs = adapter.run(given)
+            device.synchronize()
+            seconds = time.perf_counter() - started
+        if count is not None:
+            evidence.update(count.evidence())
+        evidence.update(getattr(adapter, "evidence", {}))
+        written = [name for name, tensor in own.items() if not _same_bytes(tensor, call.tensors[name])]
+        if written:
+            evidence["inputs_written"] = written
+        _check_outputs(outputs)
+        finished = Finished(status="ok", names=list(outputs), seconds=seconds, evidence=evidence)
+        return finished, list(outputs.values())
+    except Refused as refusal:
+        return Finished(status="refused", message=one_line(str(refusal)), evidence=evidence), []
+    except BaseException as error:  # a kernel may also call sys.exit
+        message = describe_exception(error)
+        lost = device.is_cuda and device.is_lost()
+        if lost:
+            message += "; the CUDA context is lost"
+        return Finished(
+            status="crash" if lost else "error", message=message, evidence=evidence, lost=lost
+        ), []
+
+
+def _same_bytes(tensor: Tensor, original: Tensor) -> bool:
+    if tensor.shape != original.shape or tensor.dtype != original.dtype:
+        return False  # resized in place
+    return torch.equal(as_bytes(tensor), as_bytes(original).to(tensor.device))
+
+
+def _check_outputs(outputs: Any) -> None:
+    if not isinstance(outputs, dict):
+        raise TypeError(f"the adapter returned {type(outputs).__name__}, not a dict of tensors")
+    for name, value in outputs.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is {type(value).__name__}, not a tensor")
+        if value.layout != torch.strided or value.is_meta:
+            raise TypeError(f"{name} is no ordinary tensor (layout {value.layout}, device {value.device})")
+
+
+def _answer(channel: Channel, finished: Finished, outputs: list[Tensor], device: Device) -> None:
+    """Send a result; one that cannot be copied out (a late CUDA error, no memory) becomes an error."""
+    try:
+        table, descriptor = share_tensors(outputs)
+        message = msgspec.structs.replace(finished, table=table)
+    except Exception as error:
+        lost = device.is_cuda and device.is_lost()
+        message, descriptor = Finished(status="error", message=describe_exception(error), lost=lost), None
+    channel.send(message, descriptor)
+
+
+def serve(channel: Channel) -> None:
+    """Load the kernel, then answer calls until the parent closes its end."""
+    request, _ = channel.receive()
+    assert isinstance(request, Open)
+    try:
+        adapter, info, device = load(request)
+    except GdncheckError as error:
+        channel.send(OpenFailed(error=type(error).__name__, message=one_line(str(error))))
+        return
+    except BaseException as error:
+        kind = "CannotRun" if isinstance(error, ImportError) else "BadInput"
+        channel.send(OpenFailed(error=kind, message=describe_exception(error)))
+        return
+    channel.send(Opened(info=info, device=device.name))
+    while True:
+        request, descriptor = channel.receive()
+        assert isinstance(request, Run)
+        table = mapped_tensors(request.table, descriptor)
+        for wire in request.calls:
+            tensors = {name: table[index] for name, index in wire.tensors.items()}
+            finished, outputs = run_call(adapter, KernelCall(tensors=tensors, options=wire.options), device)
+            _answer(channel, finished, outputs, device)
+            del outputs
+            if finished.lost:
+                return
+        del table, tensors
+
+
+def _guard_streams() -> None:
+    """Pass on what a kernel prints at once, and show where a crash or a hang is."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, errors="backslashreplace")
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+
+
+def _die_with_parent(connection: socket.socket) -> None:
+    """End this process group when the parent is gone, however it went and whatever runs here."""
+    poll = select.poll()
+    poll.register(connection, 0)  # hang-up is always reported
+
+    def wait() -> None:
+        poll.poll()
+        # Give the main thread, which sees the closed connection too, the chance to leave by itself.
+        time.sleep(0.5)
+        os.killpg(0, signal.SIGKILL) if os.getpid() == os.getpgrp() else os._exit(1)
+
+    threading.Thread(target=wait, name="gdncheck-parent-watch", daemon=True).start()
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)
+    sys.argv = [sys.argv[0]]
+    _guard_streams()
+    if os.environ.pop("GDNCHECK_WORKER_PARENT", None) == str(os.getppid()) and sys.platform == "linux":
+        # Set by parents that start workers from their main thread: the signal follows that thread.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _die_with_parent(connection)
+    try:
+        serve(Channel(connection))
+    except ConnectionLost:
+        return
+
+
+if __name__ == "__main__":
+    main()
