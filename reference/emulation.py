@@ -1,0 +1,302 @@
+"""The chunk algorithm of the gated delta rule with a kernel's own rounding: the same maths, the same casts.
+
+The idea: judge a kernel's error by what its algorithm costs in its precision. This is that algorithm
+(shared stages `cumsum`, `kkt`, `solve`, `wu`, `state`, `output`), in float32 torch, where every value that
+a kernel keeps in a narrower format goes through a named cast point of `precision`. At the extremes it
+behaves as FLA does, by the same operations: exp(G_i - G_j) is formed and then masked, so a large decay
+underflows to zero and only g = -inf gives NaN (-inf minus -inf); a NaN spreads to its whole chunk through
+masked products. Kernels that factor the decay overflow instead (`factored_exp`).
+
+Left to others: what a cast does (`rounding`), which casts there are (`precision`), the order of sums
+(`emulation_arithmetic`, `variants`), the inverse (`emulation_solve`), the token loop
+(`emulation_recurrent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .emulation_arithmetic import Arithmetic, ieee_matmul
+from .emulation_inputs import Inputs, checked_inputs, l2norm_of
+from .emulation_solve import inverse, solve_direct
+from .precision import Precision, precision_for
+from .variants import Variant
+
+STAGE_TENSORS = ("cumsum", "kkt", "solve", "w", "u", "h", "v_new")
+"""Names in `EmulationResult.stages`, in the order in which they come about."""
+
+Override = Tensor | Callable[[Tensor], Tensor]
+
+_PIECE_BYTES = 1 << 24  # working memory of one piece of chunks, about: small enough for a cache to help
+
+
+@dataclass(frozen=True)
+class EmulationResult:
+    """What one emulated call gives. Values lie on the grid of their cast point; the dtype is the arithmetic's."""
+
+    output: Tensor
+    """[T, HV, V]"""
+    final_state: Tensor
+    """[N, HV, K, V]"""
+    stages: dict[str, Tensor] = field(default_factory=dict)
+    """On request. Per token: cumsum [T, HV], kkt and solve [T, HV, C] (row of its chunk's matrix), w [T, HV, K],
+    u and v_new [T, HV, V]. Per chunk, sequence after sequence: h [chunks, HV, K, V], the state at its start."""
+
+
+def emulate_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    precision: Precision | str = "generic",
+    chunk_size: int = 64,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    l2norm: bool = False,
+    variant: Variant | None = None,
+    generator: torch.Generator | None = None,
+    stages: bool = False,
+    overrides: Mapping[str, Override] | None = None,
+) -> EmulationResult:
+    """Run the chunk algorithm as a kernel with this precision would.
+
+    q, k: [T, HK, K], v: [T, HV, V], g: [T, HV] natural log, beta: [T, HV], initial_state: [N, HV, K, V]
+    or None for zeros, cu_seqlens: [N+1] or None for one sequence. HK divides HV. The dtype of q is the one
+    that `native` cast points follow.
+    precision: a table, or a profile's name (taken for the device of q and this chunk size).
+    scale: factor on the output, K**-0.5 when None. l2norm: normalise q and k first, eps 1e-6 in the root.
+    variant: how to run it otherwise in the same precision; None: as written. A variant's chunk size wins.
+    generator: for stochastic rounding.
+    overrides: stage tensor -> its replacement: a tensor laid out as in `EmulationResult.stages`, or a
+    function from the computed tensor, [HV, chunks, C, X] and for `h` [HV, K, V], to another of that shape.
+    Raises ValueError for shapes, dtypes or names that do not fit.
+    """
+    if variant is not None and variant.chunk_size is not None:
+        chunk_size = variant.chunk_size
+    if isinstance(precision, str):
+        precision = precision_for(precision, device=q.device.type, chunk_size=chunk_size)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
+    for name in overrides or {}:
+        if name not in STAGE_TENSORS:
+            raise ValueError(f"unknown stage {name!r} in overrides; known: {', '.join(STAGE_TENSORS)}")
+    inputs = checked_inputs(q, k, v, g, beta, initial_state, cu_seqlens, scale)
+    arithmetic = Arithmetic(
+        precision, native=q.dtype, beta=beta.dtype, device=q.device, variant=variant, generator=generator
+    )
+    with torch.no_grad(), ieee_matmul():
+        return _Run(inputs, arithmetic, chunk_size, l2norm, stages, overrides or {}).result()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some consecutive chunks of the packed call."""
+
+    first: int
+    """Number of the first chunk in the whole call."""
+    rows: Tensor
+    """[P, C] token index of each place; places past a sequence's end point at token 0."""
+    valid: Tensor
+    """[P, C] bool."""
+
+
+class _Run:
+    """One call: chunks in pieces, the state carried from piece to piece."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        arithmetic: Arithmetic,
+        chunk_size: int,
+        l2norm: bool,
+        stages: bool,
+        overrides: Mapping[str, Override],
+    ) -> None:
+        self.x = inputs
+        self.a = arithmetic
+        self.size = chunk_size
+        self.l2norm = l2norm
+        self.overrides = overrides
+        self.plan = _plan(inputs.lengths, inputs.starts, chunk_size)
+        zeros = torch.zeros
+        shape, kwargs = (inputs.tokens, inputs.hv), {"dtype": arithmetic.dtype, "device": inputs.q.device}
+        self.output = zeros(*shape, inputs.dv, **kwargs)
+        self.final = zeros(len(inputs.lengths), inputs.hv, inputs.dk, inputs.dv, **kwargs)
+        self.state = zeros(inputs.hv, inputs.dk, inputs.dv, **kwargs)
+        widths = {"cumsum": None, "kkt": chunk_size, "solve": chunk_size, "w": inputs.dk, "u": inputs.dv}
+        self.stages: dict[str, Tensor] = {}
+        if stages:
+            for name, width in {**widths, "v_new": inputs.dv}.items():
+                self.stages[name] = (
+                    zeros(*shape, **kwargs) if width is None else zeros(*shape, width, **kwargs)
+                )
+            self.stages["h"] = zeros(len(self.plan), inputs.hv, inputs.dk, inputs.dv, **kwargs)
+
+    def result(self) -> EmulationResult:
+        starting = self.x.initial_state
+        if starting is not None:
+            starting = self.a.cast("handover", self.a.enter(starting))
+        self.starting = starting
+        for n, length in enumerate(self.x.lengths):
+            if length == 0 and starting is not None:
+                self.final[n] = self.a.cast("final_state", starting[n])
+        for piece in self._pieces():
+            self._piece(piece)
+        return EmulationResult(self.output, self.final, self.stages)
+
+    def _pieces(self) -> Iterator[_Piece]:
+        per_chunk = 8 * self.x.hv * self.size * (3 * self.size + 4 * self.x.dk + 5 * self.x.dv)
+        count = max(1, _PIECE_BYTES // per_chunk)
+        device = self.x.q.device
+        places = torch.arange(self.size, device=device)
+        for first in range(0, len(self.plan), count):
+            plan = self.plan[first : first + count]
+            start = torch.tensor([p.start for p in plan], device=device)
+            length = torch.tensor([p.length for p in plan], device=device)
+            valid = places < length[:, None]
+            yield _Piece(first, torch.where(valid, start[:, None] + places, 0), valid)
+
+    def _piece(self, piece: _Piece) -> None:
+        """All stages of one piece; every tensor is [H, P, C, X]."""
+        x, a = self.x, self.a
+        q, k, v = (self._take(t, piece) for t in (x.q, x.k, x.v))
+        if self.l2norm:
+            q, k = a.cast("l2norm", l2norm_of(q)), a.cast("l2norm", l2norm_of(k))
+        beta = a.cast("beta", self._take(x.beta[..., None], piece))
+        total = self._take(x.g[..., None], piece)[..., 0].cumsum(-1)
+        # A kernel loads zero past the end of the sequence, not the last sum.
+        total = a.cast("cumsum", total.masked_fill(~piece.valid, 0.0))
+        total = self._stage("cumsum", total[..., None], piece)[..., 0]
+
+        kkt, scores = self._within_chunk(q, k, total, beta, piece)
+        kkt = self._stage("kkt", kkt, piece)
+        k, q = self._per_value_head(k), self._per_value_head(q)
+        decay = total.exp()[..., None]
+        v_beta = a.cast("v_beta", v * beta)
+        k_beta = a.cast("k_beta_decay", a.cast("k_beta", k * beta) * decay)
+        w, u = self._w_and_u(kkt, k_beta, v_beta, piece)
+        h, v_new = self._states(k, w, u, total, piece)
+        out = a.dot("qh", q, h) * decay * x.scale + a.dot("av", scores, v_new) * x.scale
+        self._put(self.output, a.cast("output", out), piece)
+
+    def _within_chunk(
+        self, q: Tensor, k: Tensor, total: Tensor, beta: Tensor, piece: _Piece
+    ) -> tuple[Tensor, Tensor]:
+        """A, strictly lower, and the output's score matrix, lower with the diagonal: [HV, P, C, C]."""
+        a = self.a
+        both = piece.valid[:, :, None] & piece.valid[:, None, :]
+        lower = torch.ones(self.size, self.size, dtype=torch.bool, device=k.device).tril()
+        strict = lower.tril(-1) & both
+        lower = lower & both
+        if a.precision.factored_exp:
+            up = a.cast("k_decay", self._per_value_head(k) * total.exp()[..., None])
+            down = a.cast("k_decay", self._per_value_head(k) * (-total).exp()[..., None]).mT
+            reading = a.cast("k_decay", self._per_value_head(q) * total.exp()[..., None])
+            kk, qk = a.dot("kkt", up, down), a.dot("qk", reading, down)
+        else:
+            decay = (total[..., :, None] - total[..., None, :]).exp()
+            kk = self._per_value_head(a.dot("kkt", k, k.mT)) * decay
+            qk = self._per_value_head(a.dot("qk", q, k.mT)) * decay
+        kk = torch.where(strict, kk * beta, 0.0)
+        return a.cast("kkt", kk), a.cast("qk_decay", torch.where(lower, qk, 0.0))
+
+    def _w_and_u(self, kkt: Tensor, k_beta: Tensor, v_beta: Tensor, piece: _Piece) -> tuple[Tensor, Tensor]:
+        a = self.a
+        direct = a.precision.solve == "direct" and "solve" not in self.overrides
+        if direct:
+            w, u = solve_direct(kkt, k_beta), solve_direct(kkt, v_beta)
+        if not direct or self.stages:
+            t = self._stage("solve", a.cast("solve", inverse(kkt, a)), piece)
+            if not direct:
+                w, u = a.dot("w", t, k_beta), a.dot("u", t, v_beta)
+        return self._stage("w", a.cast("w", w), piece), self._stage("u", a.cast("u", u), piece)
+
+    def _states(self, k: Tensor, w: Tensor, u: Tensor, total: Tensor, piece: _Piece) -> tuple[Tensor, Tensor]:
+        """The pass over the chunks: the state at each start, h [HV, P, K, V], and v_new [HV, P, C, V]."""
+        a = self.a
+        stored = torch.empty(*k.shape[:2], self.x.dk, self.x.dv, dtype=a.dtype, device=k.device)
+        v_new = torch.empty_like(u)
+        # Places past the end have zero k, but the padded sum 0 would overflow exp(G_last - 0): mask.
+        for p in range(k.shape[1]):
+            chunk = self.plan[piece.first + p]
+            if chunk.opens:
+                self.state = self._fresh(chunk.sequence)
+            last = total[:, p, chunk.length - 1]
+            h = self._override("h", a.cast("h", self.state), piece.first + p)
+            stored[:, p] = h
+            if "h" in self.stages:
+                self.stages["h"][piece.first + p] = h
+            new = u[:, p] - a.dot("h", w[:, p], a.cast("h_dot", self.state))
+            v_new[:, p] = a.cast("v_new", new)
+            left = torch.where(piece.valid[p], (last[:, None] - total[:, p]).exp(), 0.0)[..., None]
+            decayed = self.state * last.exp()[:, None, None]
+            update = a.dot("state", k[:, p].mT, a.cast("v_decay", new * left))
+            self.state = a.cast("state", decayed + update)
+            if chunk.closes:
+                self.final[chunk.sequence] = a.cast("final_state", self.state)
+        return stored, self._stage("v_new", v_new, piece)
+
+    def _fresh(self, sequence: int) -> Tensor:
+        if self.starting is None:
+            return torch.zeros_like(self.state)
+        return self.starting[sequence].clone()
+
+    def _take(self, x: Tensor, piece: _Piece) -> Tensor:
+        """[T, H, X] -> [H, P, C, X] in the arithmetic's dtype, zero past the end of a sequence."""
+        if self.x.tokens == 0:
+            return x.new_zeros(x.shape[1], *piece.rows.shape, x.shape[2], dtype=self.a.dtype)
+        taken = x[piece.rows].masked_fill(~piece.valid[..., None, None], 0)
+        return self.a.enter(taken.permute(2, 0, 1, 3))
+
+    def _put(self, target: Tensor, values: Tensor, piece: _Piece) -> None:
+        """[HV, P, C, X] into the rows of target [T, HV, X] that the piece owns."""
+        target[piece.rows[piece.valid]] = values.permute(1, 2, 0, 3)[piece.valid]
+
+    def _per_value_head(self, x: Tensor) -> Tensor:
+        return x if self.x.groups == 1 else x.repeat_interleave(self.x.groups, dim=0)
+
+    def _stage(self, name: str, value: Tensor, piece: _Piece) -> Tensor:
+        """Replace a stage's value if the caller wants, and keep it if asked for."""
+        override = self.overrides.get(name)
+        if isinstance(override, Tensor):
+            given = override[..., None] if name == "cumsum" else override
+            value = self._take(given, piece)
+        elif override is not None:
+            value = override(value)
+        if name in self.stages:
+            target = self.stages[name]
+            self._put(target[..., None] if name == "cumsum" else target, value, piece)
+        return value
+
+    def _override(self, name: str, value: Tensor, chunk: int) -> Tensor:
+        override = self.overrides.get(name)
+        if isinstance(override, Tensor):
+            return override[chunk].to(value)
+        return value if override is None else override(value)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One chunk's place in the packed call."""
+
+    sequence: int
+    start: int
+    """First token, counted over the whole call."""
+    length: int
+    opens: bool
+    closes: bool
+
+
+def _plan(lengths: list[int], starts: list[int], size: int) -> list[_Chunk]:
+    return [
+        _Chunk(n, start + at, min(size, length - at), at == 0, at + size >= length)
+        for n, (length, start) in enumerate(zip(lengths, starts, strict=True))
+        for at in range(0, length, size)
+    ]

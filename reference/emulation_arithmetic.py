@@ -1,0 +1,114 @@
+"""The arithmetic of an emulation: casts and dot products as a precision table and a variant want them.
+
+The idea: the algorithms in `emulation` and `emulation_recurrent` are written once, in terms of `cast` and
+`dot`; everything that differs between kernels or between sound runs of one kernel happens in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from .precision import Precision
+from .rounding import round_to
+from .variants import PLAIN, Variant
+
+_PARTIAL_SUM = 16  # products summed before a narrow accumulator rounds: the depth of one MMA step in bf16
+
+
+class Arithmetic:
+    """Casts and dots of one run."""
+
+    def __init__(
+        self,
+        precision: Precision,
+        *,
+        native: torch.dtype,
+        beta: torch.dtype,
+        device: torch.device,
+        variant: Variant | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """native, beta: dtypes of q, k, v and of beta, which `native` and `promoted` cast points follow.
+
+        generator: draws for stochastic rounding; None: torch's default one.
+        """
+        self.precision = precision
+        self.variant = variant or PLAIN
+        self.dtype = torch.float64 if precision.arithmetic == "fp64" else torch.float32
+        self._native = native
+        self._beta = beta
+        self._generator = generator
+        self._orders: dict[int, Tensor] = {}
+        self._device = device
+        self._dice = torch.Generator(device=device).manual_seed(self.variant.seed)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """An input in the arithmetic's dtype, perturbed if the variant says so."""
+        return self._perturb(x.to(self.dtype, memory_format=torch.contiguous_format))
+
+    def cast(self, point: str, x: Tensor) -> Tensor:
+        """x rounded as the table says for this cast point."""
+        return self._round(self._perturb(x), self.precision.at(point, self._native, self._beta))
+
+    def dot(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b, [..., M, R] @ [..., R, N], with the operand format and summation order of this run."""
+        if self.precision.dot(name) == "tf32":
+            mode = self.precision.tf32_mode
+            a, b = round_to(a, "tf32", mode), round_to(b, "tf32", mode)
+        depth = a.shape[-1]
+        if self.variant.order != "natural":
+            order = self._order(depth)
+            a, b = a.index_select(-1, order), b.index_select(-2, order)
+        narrow = self.precision.accumulate
+        block = self.variant.block if narrow is None else _PARTIAL_SUM
+        if block is None or block >= depth:
+            return self._partial(a @ b)
+        total = self._partial(a[..., :block] @ b[..., :block, :])
+        for start in range(block, depth, block):
+            stop = start + block
+            total = self._partial(total + a[..., start:stop] @ b[..., start:stop, :])
+        return total
+
+    def _partial(self, total: Tensor) -> Tensor:
+        """A partial sum as the accumulator holds it."""
+        narrow = self.precision.accumulate
+        return total if narrow is None else round_to(total, narrow)
+
+    def _round(self, x: Tensor, fmt: str) -> Tensor:
+        return round_to(x, fmt, self.precision.mode, self._generator)
+
+    def _order(self, depth: int) -> Tensor:
+        """The order of `depth` products; the same in every dot of this depth."""
+        if depth not in self._orders:
+            if self.variant.order == "reversed":
+                order = torch.arange(depth - 1, -1, -1, device=self._device)
+            else:
+                own = torch.Generator().manual_seed(self.variant.seed * 4099 + depth)
+                order = torch.randperm(depth, generator=own).to(self._device)
+            self._orders[depth] = order
+        return self._orders[depth]
+
+    def _perturb(self, x: Tensor) -> Tensor:
+        if not self.variant.perturb:
+            return x
+        ulps = torch.randint(-1, 2, x.shape, device=x.device, generator=self._dice, dtype=torch.int8)
+        # A relative 2^-23 is one float32 ulp at the lower end of a binade and two at its upper end.
+        return x * (1 + ulps.to(x.dtype) * 2.0**-23)
+
+
+@contextmanager
+def ieee_matmul() -> Iterator[None]:
+    """Float32 products of the emulation must be float32, whatever the caller allows for speed."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
