@@ -1,16 +1,15 @@
 """The version cache: kernels of released versions side by side, taken from wheels through pip.
 
 The idea: a kernel package is a few hundred kilobytes of Python, so any number of versions can lie in
-directories of their own, one of which a worker puts first on its sys.path. Only what KEEP lists leaves
+directories of their own, one of which a worker puts first on its sys.path. Only what `keep` lists leaves
 the wheel, each name checked, into a temporary directory that is then renamed: a directory that exists is
 complete. A JSON file beside it says which wheel it came from.
 
-Leaves to others: running what lies here (`registry`, `worker`).
+Leaves to others: what is kept and which content is known (`keep`), running it (`registry`, `worker`).
 """
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import os
@@ -26,39 +25,11 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from ..capture.errors import BadInput, CannotRun
+from .keep import KEEP, Kept, check_pin, kept_hash
 
 CACHE_VARIABLE = "GDNCHECK_CACHE"
 FETCH_LIMIT = 1800  # seconds for pip; vllm's wheels are large
 MAX_UNPACKED = 512 << 20  # bytes that may leave one wheel
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one distribution's wheels, for a range of versions."""
-
-    family: str
-    distribution: str
-    """Name on the package index."""
-    patterns: tuple[str, ...]
-    """Shell patterns of archive names; `*` crosses folders."""
-    needs: str
-    """An archive name that must be among them: proof that the layout is the one that is known."""
-    since: str = "0"
-    until: str | None = None
-    """Versions [since, until)."""
-
-
-KEEP = (
-    Kept(
-        family="fla", distribution="fla-core", since="0.3.2", needs="fla/ops/gated_delta_rule/chunk.py",
-        patterns=("fla/__init__.py", "fla/backends.py", "fla/utils*", "fla/modules/*", "fla/ops/*"),
-    ),
-)  # fmt: skip
-
-# sha256 of the wheels that were tested; another content under the same name and version is refused.
-PINNED = {
-    ("fla-core", "0.4.0"): "5396f36a9838c99f9e45c70e88e2e0b26688f719d07d2ddd61be16d29327f4ea",
-    ("fla-core", "0.6.0"): "b0708b70e0b119cd58a0a5146ea56cb175cef6ed969d8ac60267e3e077ce3ebd",
-}
 
 
 class CachedVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +40,8 @@ class CachedVersion(msgspec.Struct, frozen=True, kw_only=True):
     distribution: str
     sha256: str
     """Of the wheel that it was taken from."""
+    content: str
+    """`keep.kept_hash` of what was kept."""
     wheel: str
     """File name of that wheel."""
     n_files: int
@@ -215,19 +188,23 @@ def _store(kept: Kept, version: str, wheel: Path, scratch: Path, root: Path) -> 
     """Unpack what is kept and move it into place."""
     if not wheel.is_file():
         raise BadInput(f"{wheel}: there is no such file")
-    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    pinned = PINNED.get((kept.distribution, version))
-    if pinned not in (None, sha256):
-        raise BadInput(
-            f"{wheel.name}: sha256 {sha256} is not that of the tested {kept.distribution} {version}"
-        )
+    with wheel.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     unpacked = scratch / "unpacked"
     unpacked.mkdir()
-    n_files, n_bytes = _unpack(kept, version, wheel, unpacked)
+    names = _unpack(kept, version, wheel, unpacked)
+    content = kept_hash((name, (unpacked / name).read_bytes()) for name in names)
     record = CachedVersion(
-        family=kept.family, version=version, distribution=kept.distribution, sha256=sha256,
-        wheel=wheel.name, n_files=n_files, bytes=n_bytes, pinned=pinned is not None,
-    )  # fmt: skip
+        family=kept.family,
+        version=version,
+        distribution=kept.distribution,
+        sha256=sha256,
+        content=content,
+        wheel=wheel.name,
+        n_files=len(names),
+        bytes=sum((unpacked / name).stat().st_size for name in names),
+        pinned=check_pin(kept.distribution, version, wheel.name, sha256, content),
+    )
     directory = _directory(root, kept.family, version)
     directory.parent.mkdir(parents=True, exist_ok=True)
     if directory.exists():
@@ -239,12 +216,12 @@ def _store(kept: Kept, version: str, wheel: Path, scratch: Path, root: Path) -> 
     return record
 
 
-def _unpack(kept: Kept, version: str, wheel: Path, target: Path) -> tuple[int, int]:
-    """Write the kept files of a wheel below `target`; how many, and their size in bytes."""
+def _unpack(kept: Kept, version: str, wheel: Path, target: Path) -> list[str]:
+    """Write the kept files of a wheel below `target`; their names."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             _check_version(kept, version, wheel, archive)
-            members = [m for m in archive.infolist() if not m.is_dir() and _is_kept(kept, m.filename)]
+            members = [m for m in archive.infolist() if not m.is_dir() and kept.holds(m.filename)]
             _check_members(kept, version, wheel, members)
             for member in members:
                 path = target / member.filename
@@ -252,12 +229,7 @@ def _unpack(kept: Kept, version: str, wheel: Path, target: Path) -> tuple[int, i
                 path.write_bytes(archive.read(member))
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise BadInput(f"{wheel.name} is no wheel that can be read ({error}); download it again") from error
-    return len(members), sum(member.file_size for member in members)
-
-
-def _is_kept(kept: Kept, filename: str) -> bool:
-    metadata = fnmatch.fnmatchcase(filename, f"{kept.distribution.replace('-', '_')}-*.dist-info/METADATA")
-    return metadata or any(fnmatch.fnmatchcase(filename, pattern) for pattern in kept.patterns)
+    return [member.filename for member in members]
 
 
 def _check_version(kept: Kept, version: str, wheel: Path, archive: zipfile.ZipFile) -> None:

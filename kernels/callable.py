@@ -42,7 +42,7 @@ def load_callable(spec: KernelSpec) -> CallableAdapter:
         if error.name is None or not f"{spec.module}.".startswith(f"{error.name}."):
             raise  # the module is there; something that it imports is not
         raise BadInput(
-            f"kernel {spec.name}: there is no module {error.name}; run from its directory, or put that on PYTHONPATH"
+            f"kernel {spec.name}: no module {error.name} is found; run where it lies, or set PYTHONPATH"
         ) from error
     function: Any = module
     for part in spec.attribute.split("."):
@@ -71,8 +71,9 @@ def read_capabilities(declared: Any, name: str) -> Capabilities:
     fields = Capabilities.__struct_fields__
     unknown = sorted(str(key) for key in declared if key not in fields)
     if unknown:
+        keys = ", ".join(unknown)
         raise BadInput(
-            f"{name}: gdncheck_capabilities has unknown keys {', '.join(unknown)}; known are {', '.join(fields)}"
+            f"{name}: gdncheck_capabilities has unknown keys {keys}; known are {', '.join(fields)}"
         )
     try:
         return msgspec.convert(declared, Capabilities)
@@ -94,7 +95,7 @@ class CallableAdapter:
         return KernelInfo(name=self.name, capabilities=self.capabilities, contract=contract)
 
     def run(self, call: KernelCall) -> dict[str, Tensor]:
-        """Convert, call, check, convert back. Raises Refused outside the capabilities, else the function's own."""
+        """Convert, call, check, convert back. Raises Refused outside the capabilities."""
         self._refuse(call)
         lengths = call.tensors["cu_seqlens"].diff().tolist()
         if self.capabilities.varlen or len(lengths) == 1:
@@ -112,7 +113,7 @@ class CallableAdapter:
                 raise Refused(f"{self.name} takes chunk_size {capabilities.chunk_sizes}, not {chunk_size}")
         if options.l2norm == "in_kernel" and capabilities.l2norm == "before":
             raise Refused(f"{self.name} has no l2norm of its own")
-        if options.state_dtype is not None and options.state_dtype not in capabilities.state_dtypes:
+        if options.state_dtype not in (None, *capabilities.state_dtypes):
             raise Refused(
                 f"{self.name} keeps its state in {capabilities.state_dtypes}, not {options.state_dtype}"
             )
@@ -173,7 +174,7 @@ class CallableAdapter:
         return q, k
 
     def _initial_state(self, call: KernelCall) -> Tensor | None:
-        """The state in the function's layout and dtype; slots are gathered unless it takes the pool itself."""
+        """The state in the function's layout and dtype, gathered from its slots unless it takes the pool."""
         state, fresh = call.tensors.get("initial_state"), call.tensors.get("has_initial_state")
         pool, slots = call.tensors.get("pool"), call.tensors.get("slot_indices")
         if state is None and pool is not None and slots is not None and "pool" not in self.named:
@@ -196,7 +197,7 @@ class CallableAdapter:
     def _checked(
         self, call: KernelCall, output: Any, final_state: Any, pool: Tensor | None
     ) -> dict[str, Tensor]:
-        """The outputs in the canonical layout. Raises TypeError or ValueError about what is not as promised."""
+        """The outputs in the canonical layout. Raises TypeError, ValueError about what is not as promised."""
         v, q = call.tensors["v"], call.tensors["q"]
         _check("o", output, tuple(v.shape), "[T, HV, V]")
         outputs = {"output": output}

@@ -1,4 +1,4 @@
-"""The parent's side: open kernels in workers, run batches of calls, and get a result for each, whatever happens.
+"""The parent's side: open kernels in workers, run batches of calls, get a result for each, whatever happens.
 
 The idea: a result is never lost to another call's fate. When a worker dies or hangs at one call, that
 call gets `crash` or `timeout`, those before it keep their results, and those after it run in a fresh
@@ -95,7 +95,7 @@ class KernelHandle:
         self._worker, self._request = worker, request
 
     def _search_path(self) -> tuple[str, ...]:
-        """Where a kernel given by import path may lie: what this process can import, and the current directory."""
+        """Where a kernel given by import path may lie: where this process finds modules, and here."""
         if not self.spec.by_import_path:
             return ()
         here = os.getcwd()
@@ -247,7 +247,7 @@ class WorkerPool:
         cache_dir: Path | str | None = None,
         sources: Mapping[str, str] | None = None,
     ) -> None:
-        """device: auto, cpu or cuda, for kernels opened without one. sources: family -> clone, for `@git:REV`."""
+        """device: auto, cpu or cuda, where `open` gets none. sources: family -> clone, for `@git:REV`."""
         self.device = device
         self.time_limit = time_limit
         self.cache_dir = cache_dir

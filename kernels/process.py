@@ -265,21 +265,23 @@ def describe_end(status: int, printed: str) -> str:
     return f"the worker exited with status {status}{where or said}"
 
 
+OWN_LINES = (f"kernels{os.sep}worker.py", f"kernels{os.sep}loading.py", f"kernels{os.sep}callable.py")
+LIBRARY_FILE = re.compile(r"^<|/lib/python3\.\d+/(?!site-packages/|dist-packages/)")
 STACK_LINE = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 
 
 def stack_place(printed: str) -> str | None:
-    """`file.py:12 (function)`, the innermost Python line outside torch in faulthandler's last stack.
+    """`file.py:12 (function)`, the innermost Python line of faulthandler's last stack that is the kernel's.
 
-    The worker's own lines count for nothing: None where the stack has no others.
+    Lines of torch and of Python's own library are passed over; None where the kernel has none.
     """
     _, found, stack = printed.rpartition("(most recent call first):\n")
     if not found:
         return None
-    frames = [match for match in STACK_LINE.finditer(stack) if "/torch/" not in match["file"]]
-    own = os.path.join("kernels", "worker.py")
-    for frame in frames:
-        if frame["file"].endswith(own) or frame["file"].startswith("<"):
+    for frame in STACK_LINE.finditer(stack):
+        if frame["file"].endswith(OWN_LINES):
             break
+        if "/torch/" in frame["file"] or LIBRARY_FILE.search(frame["file"]):
+            continue
         return f"{os.sep.join(frame['file'].split(os.sep)[-2:])}:{frame['line']} ({frame['function']})"
     return None

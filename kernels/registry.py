@@ -164,7 +164,8 @@ def resolve(
     if name.module is not None:
         assert name.attribute is not None
         return KernelSpec(name=str(name), module=name.module, attribute=name.attribute, by_import_path=True)
-    assert name.family is not None and name.op is not None
+    assert name.family is not None
+    assert name.op is not None
     adapter = adapter_class(name)
     if adapter is None and name.path is None and name.revision is None:
         # Another package's kernel: only its own module, in a worker, knows what a version means there.

@@ -22,7 +22,7 @@ LAYERS = ("reference", "capture", "kernels", "compare")
 
 
 def own_folders() -> frozenset[str]:
-    """Real paths of the folders that install as gdncheck.capture, gdncheck.kernels, ...: they lie together."""
+    """Real paths of the folders that install as gdncheck.capture, gdncheck.kernels, ... (side by side)."""
     roots = {os.path.dirname(os.path.realpath(directory)) for directory in kernels_path}
     return frozenset(os.path.join(root, layer) for root in roots for layer in LAYERS)
 

@@ -4,15 +4,13 @@ The idea: everything that a kernel could spoil (the process, its CUDA context, i
 belongs to this process alone. It loads one kernel, answers each call with one message and holds no
 judgement: what it says is either the kernel's result or one line about why there is none.
 
-Leaves to others: time limits, signals and restarts (`process`, `pool`), what a kernel's module is
-(`registry`), the Triton interpreter's shims (`interpreter`).
+Leaves to others: time limits, signals and restarts (`process`, `pool`), getting the kernel (`loading`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
-import importlib.metadata
 import os
 import select
 import signal
@@ -23,21 +21,20 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib import import_module
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from ..capture.errors import BadInput, CannotRun, GdncheckError, Refused
+from ..capture.errors import GdncheckError, Refused
 from . import poison
-from .interface import Adapter, KernelCall, KernelInfo
+from .interface import Adapter, KernelCall
+from .loading import Device, load
 from .protocol import (
     Channel,
     ConnectionLost,
     Finished,
-    KernelSpec,
     Open,
     Opened,
     OpenFailed,
@@ -46,20 +43,9 @@ from .protocol import (
     mapped_tensors,
     share_tensors,
 )
-from .searchpath import use_search_path
 
 PR_SET_PDEATHSIG = 1
 MESSAGE_LIMIT = 500  # characters; compilers answer in pages
-REPORTED_PACKAGES = (
-    "torch",
-    "triton",
-    "numpy",
-    "fla-core",
-    "transformers",
-    "vllm",
-    "sglang",
-    "flashinfer-python",
-)
 
 
 def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
@@ -96,109 +82,6 @@ def _short(filename: str) -> str:
         if filename.startswith(directory + os.sep):
             return filename[len(directory) + 1 :]
     return os.sep.join(filename.split(os.sep)[-2:])
-
-
-class Device:
-    """Where a worker's kernel runs."""
-
-    def __init__(self, wanted: str, supported: tuple[str, ...]) -> None:
-        """Choose a device. Raises CannotRun where a GPU is asked for and none can be used."""
-        available = torch.cuda.is_available()
-        if wanted == "cuda" and not available:
-            build = f"torch {torch.__version__} " + (
-                f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a CPU build"
-            )
-            raise CannotRun(
-                f"no CUDA device can be used here ({build}); use --device cpu, or see gdncheck doctor"
-            )
-        if wanted in ("cpu", "cuda") and wanted not in supported:
-            raise CannotRun(f"it does not run on {wanted}, only on {', '.join(supported)}")
-        if wanted == "auto":
-            wanted = "cuda" if available and "cuda" in supported else "cpu"
-            if wanted not in supported:
-                raise CannotRun("it needs a CUDA device and none can be used here; see gdncheck doctor")
-        self.name = wanted
-
-    @property
-    def is_cuda(self) -> bool:
-        return self.name == "cuda"
-
-    def synchronize(self) -> None:
-        if self.is_cuda:
-            torch.cuda.synchronize()
-
-    def own(self, tensor: Tensor) -> Tensor:
-        """A copy that belongs to the kernel, in an allocation of its own."""
-        return tensor.to(self.name) if self.is_cuda else tensor.clone()
-
-    def is_lost(self) -> bool:
-        """Has the CUDA context taken an error that every later call would report again?"""
-        try:
-            self.synchronize()
-        except RuntimeError:
-            return True
-        return False
-
-
-def load(request: Open) -> tuple[Adapter, KernelInfo, Device]:
-    """Load the kernel that is asked for.
-
-    Order matters: paths and environment first, then torch's allocators, then the interpreter's switch,
-    then the kernel's own package. Raises GdncheckError, or whatever the package raises.
-    """
-    spec = request.kernel
-    use_search_path(spec.sys_path, request.search_path)
-    os.environ.update(spec.environment)
-    poison.install()
-    if spec.by_import_path:
-        from .callable import load_callable
-
-        device = Device(request.device, ("cpu", "cuda"))
-        _switch_interpreter(device)
-        adapter: Adapter = load_callable(spec)
-        if "triton" in sys.modules:
-            _install_interpreter(device)
-    else:
-        kernels = import_module(spec.module).KERNELS
-        if spec.attribute not in kernels:
-            family = spec.name.partition(".")[0]
-            known = ", ".join(f"{family}.{op}" for op in sorted(kernels))
-            raise BadInput(f"unknown kernel {spec.name}; {family} has {known}")
-        factory = kernels[spec.attribute]
-        os.environ.update(getattr(factory, "environment", {}))
-        device = Device(request.device, factory.capabilities.devices)
-        _switch_interpreter(device)
-        adapter = factory(version=spec.version)
-    info = adapter.describe()
-    environment = {**_environment(device), **info.environment}
-    return adapter, msgspec.structs.replace(info, environment=environment), device
-
-
-def _switch_interpreter(device: Device) -> None:
-    """Without a GPU, Triton kernels run in its interpreter; it must know before it is imported."""
-    if not device.is_cuda:
-        os.environ["TRITON_INTERPRET"] = "1"
-
-
-def _install_interpreter(device: Device) -> None:
-    if not device.is_cuda:
-        from .interpreter import install
-
-        install()
-
-
-def _environment(device: Device) -> dict[str, Any]:
-    found: dict[str, Any] = {"python": sys.version.split()[0], "device": device.name}
-    for package in REPORTED_PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    found["triton_interpreted"] = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.is_cuda:
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = torch.version.cuda
-    return found
 
 
 def run_call(adapter: Adapter, call: KernelCall, device: Device) -> tuple[Finished, list[Tensor]]:
