@@ -1,15 +1,15 @@
 """Applies the shims in order and keeps the account of what was done.
 
-The one idea: what concerns Triton is replaced once, before any kernel module exists; what concerns a
-kernel package is mended in its loaded modules afterwards. Each cure lives in a module of its own
-(`builder`, `scalars`, `launches`, `loops`, `imports`, and `kernels.autotune`); versions are told there.
+The one idea: everything is replaced in Triton itself, once, so that a kernel's package needs no
+attention: its modules are mended when their functions first run, however late they were imported. Each
+cure lives in a module of its own (`builder`, `scalars`, `launches` with `bindings` and `loops`,
+`devices`, `speed`, and `kernels.autotune`), which says what of upstream it mends in which versions.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 from ...capture.errors import CannotRun
@@ -21,61 +21,52 @@ _report: dict[str, Any] = {}
 
 
 def install(triton_version: str | None = None) -> dict[str, Any]:
-    """Set TRITON_INTERPRET=1, import triton and mend its interpreter. Returns `describe()`.
+    """Set TRITON_INTERPRET=1, import triton and mend its interpreter; returns `describe()`.
 
-    triton_version: refuse any other installed version (None takes what there is).
+    triton_version: refuse any other installed version (None takes what there is). Repeating is harmless.
     Raises CannotRun where triton is missing, too old, another version, or was imported compiled.
     """
-    if "triton" in sys.modules and not _interpreting(sys.modules["triton"]):
+    if "triton" in sys.modules and not _interpreting():
         raise CannotRun(
             "triton was imported before its interpreter was asked for; start a fresh process and call "
             "gdncheck.kernels.interpreter.install() first"
         )
     os.environ["TRITON_INTERPRET"] = "1"
+    # Kernels multiply small tiles, where a second thread costs more than it computes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
+        import torch
         import triton
         from triton.runtime import interpreter
     except ImportError as error:
-        raise CannotRun(f"triton is not installed here ({error}); run: pip install 'triton>=3.2'") from None
+        raise CannotRun(f"triton cannot be imported ({error}); run: pip install 'triton>=3.2'") from None
     _check_version(triton.__version__, triton_version)
-    from . import builder, launches, scalars
+    from . import builder, devices, launches, scalars, speed
 
     builder.install(interpreter)
     scalars.install(interpreter)
-    launches.install(interpreter)
+    speed.install(interpreter)
     autotune.install(cut_to_one=True)
-    _report.update(interpreted=True, triton=triton.__version__)
-    _report.setdefault("rebound", [])
-    _report.setdefault("tensor_loops", [])
-    return describe()
-
-
-def after_import(modules: list[ModuleType] | None = None, package: str = "fla") -> dict[str, Any]:
-    """Mend what `modules` bound at import; None takes every loaded module of `package`. Returns `describe()`.
-
-    Does nothing where `install` was not called: compiled kernels need no mending.
-    """
-    if not _report:
-        return describe()
-    from triton.runtime import interpreter
-
-    from . import imports, launches, loops
-
-    if modules is None:
-        loaded = list(sys.modules.items())
-        modules = [m for name, m in loaded if name.split(".")[0] == package and isinstance(m, ModuleType)]
-    _report["rebound"] += imports.install(interpreter, modules)
-    _report["tensor_loops"] += loops.install(interpreter, modules, launches.install(interpreter).running)
+    devices.install(torch)
+    _report.update(triton=triton.__version__, launches=launches.install(interpreter))
     return describe()
 
 
 def describe() -> dict[str, Any]:
     """What is in force: interpreted or not, Triton's version, names rebound, modules given tensor loops."""
-    return {"interpreted": bool(_report), **_report}
+    if not _report:
+        return {"interpreted": False}
+    launches = _report["launches"]
+    return {
+        "interpreted": True,
+        "triton": _report["triton"],
+        "rebound": list(launches.rebound),
+        "tensor_loops": list(launches.tensor_loops),
+    }
 
 
-def _interpreting(triton: Any) -> bool:
-    """Whether a loaded triton makes interpreted functions."""
+def _interpreting() -> bool:
+    """Whether the loaded triton makes interpreted functions."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return False
     language = sys.modules.get("triton.language")
@@ -88,6 +79,4 @@ def _check_version(found: str, wanted: str | None) -> None:
     if numbers < OLDEST_TRITON:
         raise CannotRun(f"triton {found} is too old for the interpreter shims; they need 3.2 or later")
     if wanted is not None and found != wanted:
-        raise CannotRun(
-            f"triton {found} is installed but {wanted} was asked for; run: pip install triton=={wanted}"
-        )
+        raise CannotRun(f"triton {found} is installed, not {wanted}; run: pip install triton=={wanted}")
