@@ -89,7 +89,7 @@ def fetch(
     package index cannot be reached.
     """
     family, _, version = name.partition("@")
-    if family not in {kept.family for kept in KEEP}:
+    if not can_fetch(family):
         families = ", ".join(sorted({kept.family for kept in KEEP}))
         raise BadInput(f"{name}: versions can be fetched of {families}; give for example fla@0.6.0")
     if not re.fullmatch(r"[0-9][A-Za-z0-9.!_-]*(\+[A-Za-z0-9.]+)?", version):
@@ -106,6 +106,11 @@ def fetch(
             return _store(kept, version, wheel, Path(scratch), root)
     except OSError as error:
         raise CannotRun(f"cannot write the cache {root} ({error.strerror}); set {CACHE_VARIABLE}") from error
+
+
+def can_fetch(family: str) -> bool:
+    """Is it known what to keep of this family's wheels."""
+    return any(kept.family == family for kept in KEEP)
 
 
 def cached(cache_dir: Path | str | None = None) -> list[CachedVersion]:

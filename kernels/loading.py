@@ -174,7 +174,7 @@ def _environment(device: Device) -> dict[str, Any]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["triton_interpreted"] = os.environ.get("TRITON_INTERPRET") == "1"
+    found["triton_interpreted"] = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
     if device.is_cuda:
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = torch.version.cuda
