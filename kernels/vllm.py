@@ -1,0 +1,221 @@
+"""vLLM's Triton kernels of the rule: `vllm.chunk` (prefill) and `vllm.recurrent` (decode, slots in place).
+
+The idea: call the kernels as vLLM's layer does (layer files named in `contracts_engines`), with nothing
+of vLLM but its kernel folder: 1 x T packed tensors, unexpanded heads, int32 cu_seqlens of their own,
+states as [V, K], taken from and put back into a pool in the pool's dtype. The stand-ins that the folder
+needs are in `standins.vllm`.
+
+Leaves to others: the FlashInfer backend that vLLM prefers on SM90 (`flashinfer`), vLLM's CPU kernels
+(`vllm_cpu`), its convolution.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..capture.errors import CannotRun
+from . import autotune
+from .cache import version_key
+from .contract import Capabilities, Contract
+from .contracts_engines import vllm_chunk, vllm_recurrent
+from .engine_call import check_rule_call, prepared_qk
+from .interface import KernelCall, KernelInfo
+from .loading import mend_triton_users
+from .slots import SlotView
+
+# From 0.23 the recurrent kernel takes slot 0 for a block that nobody owns, and q, k are normalised by
+# the operation before the rule.
+SECOND_GENERATION = "0.23.0"
+
+
+class _VllmKernel:
+    """What both kernels share: loading the folder from whichever version comes first on sys.path."""
+
+    package = "vllm"
+    op = ""
+    submodule = ""
+
+    def __init__(self, version: str | None = None) -> None:
+        """Import the kernels. Raises CannotRun where their layout is unknown."""
+        from .standins import vllm as standins
+        from .standins.modules import missing_part
+
+        self.version = version
+        name = "vllm" if version is None else f"vllm@{version}"
+        autotune.install()
+        self.root, self.folder = standins.install(name)
+        try:
+            self.module = import_module(f"{self.folder}.{self.submodule}")
+        except ModuleNotFoundError as error:
+            raise missing_part(error, name) from error
+        mend_triton_users()
+        _give_scratch_memory()
+        self.evidence: dict[str, Any] = {}
+
+    @property
+    def second_generation(self) -> bool:
+        """Whether this is 0.23 or newer; a tree without a version is told by its folder or its slots."""
+        if self.version is not None:
+            return version_key(self.version) >= version_key(SECOND_GENERATION)
+        if self.folder.startswith("vllm.third_party"):
+            return True
+        utils = import_module(f"{self.folder}.utils")
+        return hasattr(utils, "FLA_CHUNK_SIZE")  # came with 0.23's null slot
+
+    def describe(self) -> KernelInfo:
+        name = f"vllm.{self.op}" + (f"@{self.version}" if self.version else "")
+        utils = import_module(f"{self.folder}.utils")
+        return KernelInfo(
+            name=name,
+            version=self.version,
+            capabilities=self.capabilities_of(self.second_generation),
+            contract=msgspec.structs.replace(self.contract_for(self._nominal_version()), kernel=name),
+            environment={
+                "backend": "triton",
+                "kernels": self.folder,
+                "tma_in_solve": bool(getattr(utils, "is_tma_supported", False)),
+            },
+        )
+
+    def _nominal_version(self) -> str:
+        """The version whose contract a tree without a version is held to."""
+        return self.version or (SECOND_GENERATION if self.second_generation else "0.19.1")
+
+    @classmethod
+    def capabilities_of(cls, second_generation: bool) -> Capabilities:
+        raise CannotRun(f"{cls.__name__} is no kernel")
+
+    @staticmethod
+    def contract_for(version: str | None) -> Contract:
+        raise CannotRun("no kernel")
+
+
+def _give_scratch_memory() -> None:
+    """Triton asks the program for memory when a kernel makes TMA descriptors (0.19.1's solve on SM90)."""
+    import triton
+
+    if torch.cuda.is_available() and hasattr(triton, "set_allocator"):
+        triton.set_allocator(
+            lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8)
+        )
+
+
+class Chunk(_VllmKernel):
+    """`chunk_gated_delta_rule`: six Triton kernels, chunks of 64."""
+
+    op, submodule = "chunk", "chunk"
+    capabilities = Capabilities(
+        default_chunk_size=64,
+        state_layout="VK",
+        l2norm="both",
+        input_dtypes=("bfloat16", "float16"),
+        state_dtypes=("float32", "bfloat16", "float16"),
+        slots=True,
+        profile="vllm-0.19",
+        pins=(
+            "chunk_local_cumsum_scalar_kernel", "chunk_scaled_dot_kkt_fwd_kernel",
+            "merge_16x16_to_64x64_inverse_kernel", "recompute_w_u_fwd_kernel",
+            "chunk_gated_delta_rule_fwd_kernel_h_blockdim64", "chunk_fwd_kernel_o",
+        ),
+        max_tokens_cpu=2048,
+    )  # fmt: skip
+
+    @classmethod
+    def capabilities_of(cls, second_generation: bool) -> Capabilities:
+        profile = "fla-0.4" if second_generation else "vllm-0.19"
+        return msgspec.structs.replace(cls.capabilities, profile=profile)
+
+    @staticmethod
+    def contract_for(version: str | None) -> Contract:
+        return vllm_chunk(version)
+
+    def run(self, call: KernelCall) -> dict[str, Tensor]:
+        """One prefill call. Raises Refused for what the kernel does not take."""
+        check_rule_call("vllm.chunk", call, self.capabilities)
+        tensors, options = call.tensors, call.options
+        q, k, in_kernel = prepared_qk(call, default="before" if self.second_generation else "in_kernel")
+        slots = SlotView(tensors, layout="VK", state_dtype=options.state_dtype)
+        # A cache keys chunk indices on the identity of cu_seqlens, so each call brings its own.
+        cu_seqlens = tensors["cu_seqlens"].to(torch.int32).clone()
+        with autotune.pinned(options.pins) as launched:
+            output, final_state = self.module.chunk_gated_delta_rule(
+                q=q[None],
+                k=k[None],
+                v=tensors["v"][None],
+                g=tensors["g"][None],
+                beta=self._beta(tensors)[None],
+                scale=options.scale,
+                initial_state=slots.gathered(),
+                output_final_state=True,
+                cu_seqlens=cu_seqlens,
+                use_qk_l2norm_in_kernel=in_kernel,
+            )
+        self.evidence = {"launched": dict(launched)}
+        slots.scatter(final_state)
+        return {"output": output[0], **slots.outputs()}
+
+    def _beta(self, tensors: dict[str, Tensor]) -> Tensor:
+        """beta as the layer stores it: in the model's dtype in 0.19.1, float32 later."""
+        return tensors["beta"].to(torch.float32 if self.second_generation else tensors["q"].dtype)
+
+
+class Recurrent(_VllmKernel):
+    """`fused_recurrent_gated_delta_rule` on slots, as decode and verify steps run it."""
+
+    op, submodule = "recurrent", "fused_recurrent"
+    capabilities = Capabilities(
+        default_chunk_size=None,
+        state_layout="VK",
+        l2norm="both",
+        state_dtypes=("float32", "bfloat16", "float16"),
+        slots=True,
+        profile="fla-recurrent",
+        max_tokens_cpu=256,
+    )
+
+    @classmethod
+    def capabilities_of(cls, second_generation: bool) -> Capabilities:
+        return cls.capabilities
+
+    @staticmethod
+    def contract_for(version: str | None) -> Contract:
+        return vllm_recurrent(version)
+
+    def run(self, call: KernelCall) -> dict[str, Tensor]:
+        """One call; the kernel writes the state after every token into the sequence's slot.
+
+        Raises Refused for what the kernel does not take.
+        """
+        check_rule_call("vllm.recurrent", call, self.capabilities)
+        tensors, options = call.tensors, call.options
+        q, k, in_kernel = prepared_qk(call, default="in_kernel")
+        slots = SlotView(
+            tensors, layout="VK", state_dtype=options.state_dtype, null_slot=self.second_generation
+        )
+        cu_seqlens = tensors["cu_seqlens"].to(torch.int32).clone()
+        longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
+        with autotune.pinned(options.pins) as launched:
+            output, _ = self.module.fused_recurrent_gated_delta_rule(
+                q=q[None],
+                k=k[None],
+                v=tensors["v"][None],
+                g=tensors["g"][None],
+                beta=tensors["beta"][None],
+                scale=options.scale,
+                initial_state=slots.pool,
+                inplace_final_state=True,
+                cu_seqlens=cu_seqlens,
+                # A row of slots per sequence, one for each of its tokens.
+                ssm_state_indices=slots.columns(longest),
+                use_qk_l2norm_in_kernel=in_kernel,
+            )
+        self.evidence = {"launched": dict(launched)}
+        return {"output": output[0], **slots.outputs()}
+
+
+KERNELS = {"chunk": Chunk, "recurrent": Recurrent}
