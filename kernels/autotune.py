@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..capture.errors import BadInput
+from ..capture.errors import Refused
 
 _pins: dict[str, Mapping[str, Any]] = {}
 _launched: dict[str, str] = {}
@@ -24,7 +24,7 @@ _cut_to_one = False
 
 
 def install(cut_to_one: bool = False) -> None:
-    """Replace `Autotuner.run` (imports triton). Again is harmless; `cut_to_one` stays once it was asked for."""
+    """Replace `Autotuner.run` (imports triton). Repeating is harmless; `cut_to_one` stays once asked for."""
     global _cut_to_one
     _cut_to_one = _cut_to_one or cut_to_one
     from triton.runtime.autotuner import Autotuner
@@ -54,9 +54,10 @@ def install(cut_to_one: bool = False) -> None:
 
 @contextmanager
 def pinned(pins: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    """Within it kernel NAME launches the configuration that matches pins[NAME], e.g. {"BK": 64, "num_warps": 4}.
+    """Within it, kernel NAME launches the configuration that matches pins[NAME].
 
-    Yields the record kernel -> configuration of everything autotuned that is launched meanwhile.
+    A pin gives any of its values, e.g. {"BK": 64, "num_warps": 4}. Yields the record kernel ->
+    configuration of everything autotuned that is launched meanwhile.
     """
     global _pins
     before, _pins = _pins, {name: dict(pin) for name, pin in pins.items()}
@@ -97,10 +98,10 @@ def _block_size(config: Any) -> int:
 
 
 def _matching(configs: list[Any], name: str, pin: Mapping[str, Any]) -> Any:
-    """The first configuration that has every value of the pin. Raises BadInput where none has."""
+    """The first configuration that has every value of the pin. Raises Refused where none has."""
     for config in configs:
         have = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
         if all(have.get(key) == value for key, value in pin.items()):
             return config
     known = "; ".join(describe(config) for config in configs[:4])
-    raise BadInput(f"pin {dict(pin)} matches no configuration of {name}; it has {len(configs)}, e.g. {known}")
+    raise Refused(f"pin {dict(pin)} matches no configuration of {name}; it has {len(configs)}, e.g. {known}")

@@ -4,6 +4,6 @@
 `shims` applies them, and modules of kernels are mended when their functions first run.
 """
 
-from .shims import describe, install
+from .shims import after_import, describe, install
 
-__all__ = ["describe", "install"]
+__all__ = ["after_import", "describe", "install"]

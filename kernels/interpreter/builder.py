@@ -26,7 +26,7 @@ COMPARISONS = frozenset(
 
 
 def install(interpreter: Any) -> None:
-    """Replace the arithmetic methods of `interpreter.InterpreterBuilder` (the module triton.runtime.interpreter)."""
+    """Replace the arithmetic of `InterpreterBuilder` in the module triton.runtime.interpreter."""
     builder = interpreter.InterpreterBuilder
     if getattr(builder, "_gdncheck_bfloat16", False):
         return
@@ -84,7 +84,7 @@ def _install_casts(interpreter: Any, builder: Any, is_bf16: Callable[[Any], bool
         if target is tl.bfloat16 and source in wide_enough:
             return handle_type(from_numbers(src.data, rounding_mode == toward_zero_mode), target)
         if rounding_mode != toward_zero_mode and source in wide_enough and target in wide_enough:
-            # The stock conversion adds the cut-off bit without looking at the tie; numpy's cast is nearest even.
+            # The stock conversion rounds ties up; numpy's cast takes the even neighbour.
             return stock_cast(self, src, dst_type)
         return stock_fp_to_fp(self, src, dst_type, rounding_mode)
 
@@ -131,13 +131,13 @@ def _install_elementwise(
 def _install_products(
     builder: Any, handle_type: Any, bf16: Any, is_bf16: Any, widened: Any, rounded: Any
 ) -> None:
-    """create_fma and create_dot: operands exact in float32, one rounding of the result where it is bfloat16."""
+    """create_fma and create_dot: operands exact in float32, the result rounded where it is bfloat16."""
     stock_fma, stock_dot = builder.create_fma, builder.create_dot
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         if not (is_bf16(x) or is_bf16(y) or is_bf16(z)):
             return stock_fma(self, x, y, z)
-        # The product of two 8-bit significands is exact in float32; the sum rounds to float32, then to the store's type.
+        # The product of two 8-bit significands is exact in float32; only the sum rounds, then the result.
         result = widened(x) * widened(y) + widened(z)
         return rounded(result) if is_bf16(z) else handle_type(result, z.dtype.scalar)
 
@@ -151,7 +151,7 @@ def _install_products(
 
 
 def _install_reductions(interpreter: Any, is_bf16: Any, rounded: Any) -> None:
-    """ReduceOps and ScanOps on bfloat16 data: tl.sum widens first, tl.reduce with its own combine does not."""
+    """ReduceOps and ScanOps on bfloat16 data: tl.sum widens first, a bare tl.reduce does not."""
     tl, handle_type = interpreter.tl, interpreter.TensorHandle
 
     def wrap(owner: Any, name: str) -> None:

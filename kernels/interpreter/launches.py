@@ -54,10 +54,14 @@ class Launches:
         self._replaced |= needs
         return scope
 
+    def rebind(self, module: str, namespace: dict[str, Any]) -> None:
+        """Let the module's names for Triton's builtins find what the interpreter put in their place."""
+        self.rebound += [f"{module}.{name}" for name in bindings.mend(self._tl, namespace)]
+
     def _first_sight(self, fn: Any) -> frozenset[int]:
         """Mend the function's module; returns the ids of the namespaces of Triton that it uses."""
         module = getattr(fn, "__module__", "?")
-        self.rebound += [f"{module}.{name}" for name in bindings.mend(self._tl, fn.__globals__)]
+        self.rebind(module, fn.__globals__)
         if loops.mend(self._range, fn):
             self.tensor_loops.append(module)
         used = (value for value in fn.__globals__.values() if inspect.ismodule(value))
@@ -81,7 +85,7 @@ class Launches:
 
 
 def install(interpreter: Any) -> Launches:
-    """Replace `_patch_lang` and `GridExecutor.__call__`; returns the bookkeeper, the same one every time."""
+    """Replace `_patch_lang` and `GridExecutor.__call__`; returns the bookkeeper, one per process."""
     known = getattr(interpreter, "_gdncheck_launches", None)
     if known is not None:
         return known

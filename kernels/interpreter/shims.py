@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from ...capture.errors import CannotRun
@@ -49,6 +51,18 @@ def install(triton_version: str | None = None) -> dict[str, Any]:
     autotune.install(cut_to_one=True)
     devices.install(torch)
     _report.update(triton=triton.__version__, launches=launches.install(interpreter))
+    return describe()
+
+
+def after_import(modules: Iterable[ModuleType]) -> dict[str, Any]:
+    """Mend what the given modules bound at import now, not when their functions first run.
+
+    Does nothing where `install` was not called: compiled kernels need no mending. Returns `describe()`.
+    """
+    if _report:
+        launches = _report["launches"]
+        for module in modules:
+            launches.rebind(module.__name__, vars(module))
     return describe()
 
 

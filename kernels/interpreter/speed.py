@@ -56,7 +56,7 @@ def _remember_numpy_types(interpreter: Any) -> bool:
 
 
 def _remember_shapes(tl: Any, handle_type: Any) -> bool:
-    """Give tensors of one shape the same wrapped shape; False where a tensor holds more than is known here."""
+    """Give tensors of one shape the same wrapped shape; False where tensors hold more than is known here."""
     import numpy as np
 
     tensor = tl.core.tensor
