@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor
 from .atomic import atomic_path
 from .case import CallOptions, Case, Op, Origin
 from .errors import BadInput
-from .validate import OBSERVED, check_tensors, first_nonfinite
+from .validate import OBSERVED, REQUIRED, check_tensors, first_nonfinite
 
 FORMAT_VERSION = 1
 METADATA_KEY = "gdncheck"
@@ -216,8 +215,8 @@ def _header(document: dict[str, Any], path: Path) -> Header:
         raise BadInput(
             f"{path}: format version is {version!r}, this gdncheck reads {FORMAT_VERSION}; {remedy}"
         )
-    if document.get("op", "rule") not in Op.__args__:  # type: ignore[attr-defined]
-        raise BadInput(f"{path}: op is {document['op']!r}; this gdncheck knows {', '.join(Op.__args__)}")  # type: ignore[attr-defined]
+    if document.get("op", "rule") not in REQUIRED:
+        raise BadInput(f"{path}: op is {document['op']!r}; this gdncheck knows {', '.join(REQUIRED)}")
     try:
         return msgspec.convert(document, Header)
     except msgspec.ValidationError as error:
@@ -227,9 +226,7 @@ def _header(document: dict[str, Any], path: Path) -> Header:
 def _check_container(path: Path) -> None:
     """Say plainly what is wrong with the bytes before safetensors says it in its own words."""
     if path.is_dir():
-        raise BadInput(
-            f"{path}: is a directory, not a case file; name one .safetensors file, or use --layer with --captures"
-        )
+        raise BadInput(f"{path}: is a directory; name one .safetensors file, or use --layer with --captures")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

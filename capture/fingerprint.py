@@ -19,7 +19,7 @@ PACKAGES = (
 
 
 def fingerprint() -> dict[str, Any]:
-    """Plain JSON values: python, platform, packages {name: version}, gpu {name, capability, driver, ...} or None."""
+    """Plain JSON values: python, platform, packages {name: version}, gpu {name, driver, ...} or None."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -49,8 +50,8 @@ def make(
     """A synthetic case of a family.
 
     lengths: tokens per sequence, 0 allowed. dims: (K, V). dtype: of q, k, v; beta_dtype: of beta, None for
-    the same. state: `none` (no initial_state), `zeros`, `random`, or one word per sequence (`none` there means
-    has_initial_state false; `stale` the same with another tenant's values in its row).
+    the same. state: `none` (no initial_state), `zeros`, `random`, or one word per sequence (there `none` means
+    has_initial_state false, and `stale` the same with another tenant's values in its row).
     qk: None keeps the family's own flag; `raw` or `normalised` overrides the flag, not the values.
     Raises BadInput for any argument that makes no case.
     """
@@ -97,8 +98,8 @@ def _check(
     elements = max(sum(lengths) * v_heads, len(lengths) * v_heads * dims[0]) * max(dims)
     if elements > MAX_ELEMENTS:
         raise BadInput(
-            f"lengths {sum(lengths)} tokens x {v_heads} heads x {max(dims)} is {elements / 2**30:.1f} Gi elements; "
-            "at most 2 Gi can be drawn: make it shorter"
+            f"{sum(lengths)} tokens x {v_heads} heads x {max(dims)} is {elements / 2**30:.1f} Gi numbers; "
+            "at most 2 Gi are drawn at once: make the case smaller"
         )
     shape = Shape(
         tuple(int(n) for n in lengths), k_heads, v_heads, dims[0], dims[1], LARGEST_INTEGER[_dtype(dtype)]

@@ -57,11 +57,12 @@ LAYOUTS: dict[str, Layout] = {
     "observed_conv_state": Layout((("N", "D", "W-1"),)),
     "observed_layer_output": Layout((("T", "hidden"),)),
 }
+RULE = ("q", "k", "v", "g", "beta", "cu_seqlens")
 REQUIRED: dict[str, tuple[str, ...]] = {
-    "rule": ("q", "k", "v", "g", "beta", "cu_seqlens"),
-    "core": ("q", "k", "v", "g", "beta", "cu_seqlens", "conv_input", "conv_weight", "a", "b", "A_log", "dt_bias"),
-    "verify": ("q", "k", "v", "g", "beta", "cu_seqlens", "draft", "num_accepted"),
-}  # fmt: skip
+    "rule": RULE,
+    "core": (*RULE, "conv_input", "conv_weight", "a", "b", "A_log", "dt_bias"),
+    "verify": (*RULE, "draft", "num_accepted"),
+}
 # The tensor that defines each size, and the axis; any tensor later in the table must follow it.
 SIZES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("v", ("T", "HV", "V")),
@@ -76,7 +77,7 @@ PER_TOKEN = frozenset(name for name, layout in LAYOUTS.items() if layout.shapes[
 
 
 def check_tensors(tensors: Mapping[str, Tensor], op: str, *, finite: bool, where: str) -> None:
-    """Raise BadInput, one line starting with `where`, for the first way in which the tensors are not canonical.
+    """Raise BadInput, one line starting with `where`, for the first way in which tensors are not canonical.
 
     finite: whether the maker claims that every input tensor is finite (observed_* are not covered).
     """
@@ -104,7 +105,6 @@ def first_nonfinite(name: str, tensor: Tensor, cu_seqlens: Tensor | None) -> str
     """Where the tensor's first NaN or Inf stands, in words, or None."""
     if not tensor.is_floating_point() or not tensor.numel():
         return None
-    # Sums of absolute values are finite iff no entry is NaN or Inf, unless they overflow: look closer then.
     bad = ~torch.isfinite(tensor)
     if not bool(bad.any()):
         return None
@@ -127,7 +127,7 @@ def _names(tensors: Mapping[str, Tensor], op: str) -> Iterator[str]:
     for name in REQUIRED[op]:
         if name not in tensors:
             have = ", ".join(sorted(tensors)) or "none"
-            yield f"tensor {name} is missing, op {op!r} needs it (the file has: {have}); add it and write again"
+            yield f"tensor {name} is missing, op {op!r} needs it (there are: {have}); write it too"
     for name in tensors:
         if name not in LAYOUTS:
             near = difflib.get_close_matches(name, LAYOUTS, n=1, cutoff=0.8)
@@ -144,7 +144,8 @@ def _measure(tensors: Mapping[str, Tensor], sizes: dict[str, int]) -> Iterator[s
             yield _rank(name, tensor, (symbols,))
         for symbol, size in zip(symbols, tensor.shape, strict=False):
             if sizes.setdefault(symbol, size) != size:
-                yield f"{name} has {symbol}={size} but {_definer(symbol)} has {symbol}={sizes[symbol]}; write them alike"
+                other = f"{_definer(symbol)} has {symbol}={sizes[symbol]}"
+                yield f"{name} has {symbol}={size} but {other}; write the tensors of one call"
     sizes["N"] = sizes["N+1"] - 1
     if "W" in sizes:
         sizes["W-1"] = sizes["W"] - 1
@@ -165,7 +166,7 @@ def _shapes(tensors: Mapping[str, Tensor], sizes: dict[str, int]) -> Iterator[st
         tensor = tensors[name]
         if tensor.dtype not in layout.dtypes:
             allowed = " or ".join(_dtype(d) for d in layout.dtypes)
-            yield f"{name} is {_dtype(tensor.dtype)}; a case file keeps it as {allowed}: convert it before writing"
+            yield f"{name} is {_dtype(tensor.dtype)}; a case keeps it as {allowed}: convert it first"
         for symbols in layout.shapes:
             if len(symbols) == tensor.dim():
                 break
@@ -197,7 +198,10 @@ def _sequences(cu: Tensor, n_tokens: int) -> Iterator[str]:
     falls = (cu[1:] < cu[:-1]).nonzero()
     if len(falls):
         at = int(falls[0])
-        yield f"cu_seqlens is not monotone: entry {at + 1} is {int(cu[at + 1])} after {int(cu[at])}; write cumulative lengths"
+        yield (
+            f"cu_seqlens is not monotone: entry {at + 1} is {int(cu[at + 1])} after {int(cu[at])}; "
+            "write cumulative lengths"
+        )
     if int(cu[-1]) != n_tokens:
         yield (
             f"cu_seqlens ends at {int(cu[-1])} but q has {n_tokens} tokens; "
@@ -208,7 +212,7 @@ def _sequences(cu: Tensor, n_tokens: int) -> Iterator[str]:
 def _states(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     pool, slots, fresh = (tensors.get(n) for n in ("pool", "slot_indices", "has_initial_state"))
     if pool is not None and "initial_state" in tensors:
-        yield "has both initial_state and pool; keep one: the pool with slot_indices, or the gathered initial_state"
+        yield "has both initial_state and pool; keep the pool with slot_indices, or the gathered initial_state"
     if (pool is None) != (slots is None):
         have, lack = ("pool", "slot_indices") if slots is None else ("slot_indices", "pool")
         yield f"has {have} without {lack}; write both, or initial_state instead"
@@ -219,14 +223,13 @@ def _states(tensors: Mapping[str, Tensor]) -> Iterator[str]:
         )
     if pool is None or slots is None:
         return
-    bad = (slots >= pool.shape[0]).nonzero()
+    bad = ((slots >= pool.shape[0]) | (slots < -1)).nonzero()
     if len(bad):
         index = tuple(int(i) for i in bad[0])
-        yield f"slot_indices{list(index)} is {int(slots[index])} but pool has {pool.shape[0]} slots; use 0..{pool.shape[0] - 1} or -1 for padding"
-    bad = (slots < -1).nonzero()
-    if len(bad):
-        index = tuple(int(i) for i in bad[0])
-        yield f"slot_indices{list(index)} is {int(slots[index])}; the only negative value is -1, for padding"
+        yield (
+            f"slot_indices{list(index)} is {int(slots[index])} but pool has {pool.shape[0]} slots; "
+            f"use 0..{pool.shape[0] - 1}, or -1 for padding"
+        )
     yield from _shared_slots(slots, tensors["cu_seqlens"])
 
 
@@ -239,7 +242,10 @@ def _shared_slots(slots: Tensor, cu: Tensor) -> Iterator[str]:
             if slot < 0 or not lengths[sequence]:
                 continue
             if slot in owner:
-                yield f"slot_indices gives slot {slot} to sequence {owner[slot]} and to sequence {sequence}; each owns its own, padding is -1"
+                yield (
+                    f"slot_indices gives slot {slot} to sequence {owner[slot]} and to sequence {sequence}; "
+                    "each needs its own, padding is -1"
+                )
             owner[slot] = sequence
 
 
@@ -249,9 +255,9 @@ def _verify(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     for sequence, length in enumerate((cu[1:] - cu[:-1]).tolist()):
         drafted = length if draft is None else int(draft[sequence])
         if not 0 <= drafted <= length:
-            yield f"draft[{sequence}] is {drafted} but sequence {sequence} has {length} tokens; give 0..{length}"
+            yield f"draft[{sequence}] is {drafted} of {length} tokens; give 0..{length}"
         if accepted is not None and not 0 <= int(accepted[sequence]) <= length:
-            yield f"num_accepted[{sequence}] is {int(accepted[sequence])} but sequence {sequence} has {length} tokens; give 0..{length}"
+            yield f"num_accepted[{sequence}] is {int(accepted[sequence])} of {length} tokens; give 0..{length}"
 
 
 def _finite(tensors: Mapping[str, Tensor]) -> Iterator[str]:

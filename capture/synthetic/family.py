@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from .portable import Draw, silu, unit
+from .portable import Draw, unit
 
 
 class Shape(NamedTuple):
@@ -87,7 +87,7 @@ def ordinary(shape: Shape, draw: Draw, **changed: object) -> Inputs:
     fields: dict[str, object] = {
         "q": unit(draw.normal("q", *shape.keys)),
         "k": unit(draw.normal("k", *shape.keys)),
-        "v": silu(draw.normal("v", *shape.values)),
+        "v": draw.silu_of_normal("v", *shape.values),
         "g": -draw.uniform("g", *shape.gates, low=0.0, high=0.2),
         "beta": draw.uniform("beta", *shape.gates),
         "state": 0.25 * draw.normal("state", *shape.states),

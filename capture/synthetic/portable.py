@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ LN2_LOW = 1.90821492927058770002e-10
 # Terms of each series: relative error below 1e-12, far under a float32's half ulp.
 EXP_SERIES = [1.0 / math.factorial(n) for n in range(11)]
 LOG_SERIES = [2.0 / (2 * n + 1) for n in range(8)]
-COS_SERIES = [(-1.0) ** n / math.factorial(2 * n) for n in range(8)]
-SIN_SERIES = [(-1.0) ** n / math.factorial(2 * n + 1) for n in range(7)]
+LEVELS = 1 << 14
+CDF_TERMS, NEWTON_STEPS = 60, 24
 EXPONENT_BIAS = 1023
 MANTISSA_BITS = 52
 
@@ -40,11 +41,16 @@ class Draw:
         return u * (high - low) + low
 
     def normal(self, name: str, *shape: int) -> Tensor:
-        """Standard normal, float64 (Box and Muller)."""
-        count = math.prod(shape)
-        u = torch.rand(2, (count + 1) // 2, generator=self._stream(name), dtype=torch.float64)
-        pairs = torch.cat(_blocked(_box_muller, u[0], u[1]))
-        return pairs[:count].reshape(shape)
+        """Standard normal in LEVELS equally likely steps, float64; the largest magnitude is 4.0."""
+        return self._pick(name, shape, normal_levels())
+
+    def silu_of_normal(self, name: str, *shape: int) -> Tensor:
+        """SiLU of a standard normal, float64: what a conv with SiLU hands on; in -0.28..4."""
+        return self._pick(name, shape, silu(normal_levels()))
+
+    def _pick(self, name: str, shape: tuple[int, ...], levels: Tensor) -> Tensor:
+        index = self.integers(name, math.prod(shape), low=0, high=LEVELS - 1)
+        return levels[index].reshape(shape)
 
     def integers(self, name: str, *shape: int, low: int, high: int) -> Tensor:
         """Integers low..high, both included, int64."""
@@ -101,6 +107,25 @@ def unit(x: Tensor) -> Tensor:
     return x / torch.where(norm > 0, norm, torch.ones_like(norm))
 
 
+@lru_cache(maxsize=1)
+def normal_levels() -> Tensor:
+    """The standard normal's quantiles at (i + 1/2) / LEVELS, [LEVELS], by Newton's method from 0.
+
+    CDF: 1/2 + density(x) * (x + x^3/3 + x^5/(3*5) + ...); concave above 0, so steps never overshoot.
+    """
+    p = (torch.arange(LEVELS // 2, dtype=torch.float64) + 0.5) / LEVELS
+    x = torch.zeros_like(p)
+    for _ in range(NEWTON_STEPS):
+        density = exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+        term = x.clone()
+        area = x.clone()
+        for n in range(1, CDF_TERMS):
+            term = term * x * x / (2 * n + 1)
+            area = area + term
+        x = x + (p - density * area) / density
+    return torch.cat((-x.flip(0), x))
+
+
 def _blocked(function: Callable[..., Tensor], *flat: Tensor) -> list[Tensor]:
     count = flat[0].shape[0]
     return [function(*(f[s : s + BLOCK] for f in flat)) for s in range(0, count, BLOCK)] or [flat[0].clone()]
@@ -127,22 +152,6 @@ def _log(x: Tensor) -> Tensor:
     n = (exponent + high).double()
     s = (mantissa - 1.0) / (mantissa + 1.0)
     return n * LN2_HIGH + (s * _horner(LOG_SERIES, s * s) + n * LN2_LOW)
-
-
-def _box_muller(u: Tensor, angle: Tensor) -> Tensor:
-    radius = torch.sqrt(-2.0 * _log(1.0 - u))  # 1 - u lies in (0, 1]
-    quarter = torch.floor(angle * 4.0 + 0.5)
-    theta = (angle * 4.0 - quarter) * (math.pi / 2)
-    square = theta * theta
-    cosine = radius * _horner(COS_SERIES, square)
-    sine = radius * theta * _horner(SIN_SERIES, square)
-    turn = quarter.long() % 4
-    odd = (turn % 2).bool()
-    flip = 1.0 - 2.0 * (turn >= 2).double()
-    pair = torch.empty(len(u), 2, dtype=torch.float64)
-    pair[:, 0] = torch.where(odd, -sine, cosine) * flip
-    pair[:, 1] = torch.where(odd, cosine, sine) * flip
-    return pair.reshape(-1)
 
 
 def _horner(series: list[float], x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Families that look like a trained model: what Qwen3-Next layers hand to the rule, and unnormalised keys.
 
 The idea: gates come out of A_log, dt_bias and a projection as in the model, keys out of a short causal
-mixing and SiLU, so neighbours are correlated and share a mean direction as real keys do.
+mixing of SiLU values, so neighbours are correlated and share a mean direction as real keys do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .family import Family, Inputs, Shape, ordinary
-from .portable import Draw, exp, log, sigmoid, silu, softplus, unit
+from .portable import Draw, exp, log, sigmoid, softplus, unit
 
 DECAY_RATES = (0.02, 16.0)  # exp(A_log) per head, log-uniform; 16 is the upper end of the model's init
 TIME_STEPS = (1e-3, 1e-1)  # softplus(dt_bias) per head, log-uniform, as Mamba-style layers are initialised
@@ -31,14 +31,12 @@ def gates(shape: Shape, draw: Draw) -> Tensor:
 
 
 def mixed_keys(shape: Shape, draw: Draw, name: str) -> Tensor:
-    """Unit rows: SiLU of a causal two-token mixture around a per-channel mean, [T, HK, K]."""
-    noise = draw.normal(name, *shape.keys)
-    before = torch.cat((torch.zeros_like(noise[:1]), noise[:-1]))
-    for start, length in shape.spans:
-        if length:
-            before[start] = 0.0
-    mean = 0.5 * draw.normal(f"{name}.mean", 1, shape.k_heads, shape.key_dim)
-    return unit(silu(mean + 0.8 * noise + 0.5 * before))
+    """Unit rows: a causal two-token mixture of SiLU values around a per-channel mean, [T, HK, K]."""
+    now = draw.silu_of_normal(name, *shape.keys)
+    before = torch.cat((torch.zeros_like(now[:1]), now[:-1]))
+    before[[start for start, length in shape.spans if length]] = 0.0
+    mean = 0.3 * draw.normal(f"{name}.mean", 1, shape.k_heads, shape.key_dim)
+    return unit(mean + now + 0.5 * before)
 
 
 def qwen(shape: Shape, draw: Draw) -> Inputs:
@@ -74,7 +72,7 @@ def long_memory(shape: Shape, draw: Draw) -> Inputs:
 FAMILIES = {
     "qwen": Family(
         "what a trained Qwen3-Next layer hands to the rule",
-        "unit rows, SiLU of a two-token causal mixture: neighbours have cosine about 0.5",
+        "unit rows, a causal two-token mixture of SiLU values: neighbours have cosine about 0.5",
         "-exp(A_log) softplus(a + dt_bias): A_log log-uniform in 0.02..16 per head, a ~ N(0, 1.5)",
         "sigmoid(N(0, 1.5))",
         qwen,

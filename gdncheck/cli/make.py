@@ -33,7 +33,7 @@ class Integers(click.ParamType):
 )
 @click.option("--k-heads", type=int, default=2, show_default=True, help="Key heads.")
 @click.option(
-    "--v-heads", type=int, default=4, show_default=True, help="Value heads, a multiple of the key heads."
+    "--v-heads", type=int, default=4, show_default=True, help="Value heads, a multiple of --k-heads."
 )
 @click.option("--dims", type=Integers(), default="64,64", show_default=True, help="K,V.")
 @click.option("--dtype", default="bf16", show_default=True, help="Of q, k, v: bf16, fp16 or fp32.")
@@ -48,9 +48,19 @@ class Integers(click.ParamType):
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def make(
-    family: str, output: str, lengths: tuple[int, ...], k_heads: int, v_heads: int, dims: tuple[int, ...], dtype: str,
-    beta_dtype: str | None, state: str, state_dtype: str, seed: int, as_json: bool,
-) -> None:  # fmt: skip
+    family: str,
+    output: str,
+    lengths: tuple[int, ...],
+    k_heads: int,
+    v_heads: int,
+    dims: tuple[int, ...],
+    dtype: str,
+    beta_dtype: str | None,
+    state: str,
+    state_dtype: str,
+    seed: int,
+    as_json: bool,
+) -> None:
     """Write a synthetic case of FAMILY (`gdncheck make list -o -` prints the families).
 
     Example: gdncheck make exact -o exact.safetensors --lengths 40,1,63 --state random --seed 1
