@@ -56,3 +56,39 @@ class ContractDifference(msgspec.Struct, frozen=True, kw_only=True):
     size: float
     """Largest share of a tile's error that the clause explains, relative to the truth's RMS."""
     text: str
+
+
+class Ruling(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one kernel's answer to one case, before it knows its file, layer and time."""
+
+    verdict: VerdictWord
+    tier: int | None = None
+    rule: str | None = None
+    """Name of the check that decided."""
+    reason: str = ""
+    contract_differences: tuple[ContractDifference, ...] = ()
+    first_nonfinite: Place | None = None
+    worst_tile: Place | None = None
+    error: dict[str, float | None] = {}
+    """Global relative RMS error of `output` and `state`."""
+    ratio: float | None = None
+    """Largest RMS ratio of a tile to the emulation's."""
+    outcomes: tuple[Outcome, ...] = ()
+    """All checks, in the order in which they decide."""
+
+
+class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a diff: a kernel on a case."""
+
+    kernel: str
+    case: str
+    """The file's name, or what a case that is no file is called."""
+    layer: int | None
+    ruling: Ruling
+    seconds: float | None = None
+    """Time of the kernel alone, in the first call (compile included)."""
+    evidence: dict[str, Any] = {}
+
+    @property
+    def verdict(self) -> VerdictWord:
+        return self.ruling.verdict

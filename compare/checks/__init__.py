@@ -1,0 +1,1 @@
+"""Checks: one file, one statement each; `compare.judge` orders what they return."""

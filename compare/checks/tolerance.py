@@ -1,0 +1,55 @@
+"""Tolerance: |got - truth| <= atol + rtol |truth|, for callers who insist on one.
+
+Statement. None: a tolerance is a choice, not a fact, so a verdict reached by it is marked as such. It stands
+in for tiers 2 and 3; non-finite values, exact cases and relations are judged as ever.
+Fires on: an entry beyond the tolerance.
+Silent on: everything within it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..nonfinite import place_of_row
+from ..report_words import number, where
+from ..tiles import BLOCK_ENTRIES
+from ..trial import TENSORS, Measured, Trial
+from ..verdict import Outcome
+
+NAME, TIER = "tolerance", 3
+
+
+def check(trial: Trial, atol: float, rtol: float) -> Outcome:
+    """Compare entry by entry, output first."""
+    needed = 0.0
+    for name in TENSORS:
+        measured = trial.measured.get(name)
+        if measured is None:
+            continue
+        excess = _excess(measured, rtol)
+        largest = float(excess.max()) if excess.numel() else 0.0
+        if largest > atol:
+            row, head = divmod(int(excess.argmax()), excess.shape[1])
+            place = place_of_row(measured.tiles, row, head, "wrong")
+            return Outcome(
+                check=NAME, tier=TIER, status="fires", place=place,
+                reason=f"{name} at {where(place)} misses atol {number(atol)}, rtol {number(rtol)}: it needs atol "
+                f"{number(largest)} (a tolerance of the caller's, not a rule)",
+                numbers={"would_pass": {"atol": largest, "rtol": rtol}},
+            )  # fmt: skip
+        needed = max(needed, largest)
+    reason = f"every entry is within atol {number(atol)}, rtol {number(rtol)} (a tolerance of the caller's, not a rule)"
+    return Outcome(check=NAME, tier=TIER, status="ok", reason=reason, numbers={"needed_atol": needed})
+
+
+def _excess(measured: Measured, rtol: float) -> torch.Tensor:
+    """[R, H] largest |error| - rtol |truth| of a row; entries that are not finite are left to `non-finite`."""
+    rows, heads = measured.got.shape[:2]
+    got, want = measured.got.reshape(rows, heads, -1), measured.want.reshape(rows, heads, -1)
+    result = torch.zeros(rows, heads, dtype=torch.float64, device=want.device)
+    block = max(1, BLOCK_ENTRIES // max(1, heads * got.shape[2]))
+    for start in range(0, rows if got.shape[2] else 0, block):
+        part = slice(start, start + block)
+        error = (got[part].double() - want[part]).abs() - rtol * want[part].abs()
+        result[part] = torch.where(torch.isfinite(error), error, 0.0).amax(-1)
+    return result

@@ -1,0 +1,204 @@
+"""The judge: orders what the checks found and lets the first that fires decide.
+
+The idea: a verdict is a walk down one list. A non-finite value on the case itself comes first, because it
+needs no yardstick; then the tiers from the ones without a tolerance (exact, bounds) to the ones with; the
+relations last. Suspects decide only where nothing fires. Bad input is decided before any of them, and then
+no kernel is blamed. Running kernels and printing are `session` and `report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .checks import emulation_ratio, exact, low_bits, nonfinite, output_bound, running_bound, state_bound
+from .checks import tolerance as by_tolerance
+from .clauses import transforms_of
+from .nonfinite import first_place
+from .report_words import number
+from .soundness import Soundness, containment
+from .trial import TENSORS, Trial
+from .verdict import ContractDifference, Outcome, Place, Ruling
+
+Check = Callable[[Trial], Outcome]
+
+# In the order in which they decide.
+CASE_CHECKS: tuple[Check, ...] = (
+    nonfinite.check,
+    exact.check,
+    state_bound.check,
+    output_bound.check,
+    running_bound.check,
+    emulation_ratio.check,
+    low_bits.check,
+)
+# What a caller's tolerance stands in for.
+REPLACED = (running_bound.check, emulation_ratio.check, low_bits.check)
+# Checks whose place is a tile of the case itself.
+ON_THE_CASE = frozenset(
+    {"exact", "state-bound", "output-bound", "running-bound", "emulation-ratio", "low-bits", "tolerance"}
+)
+
+
+def judge(
+    trial: Trial,
+    soundness: Soundness,
+    further: list[Outcome],
+    *,
+    tolerance: tuple[float, float] | None = None,
+) -> Ruling:
+    """Rule on one kernel's answer.
+
+    tolerance: atol and rtol of a caller who insists; they stand in for tiers 2 and 3.
+    further: outcomes that needed runs of their own (the exact companion, relations), in order.
+    """
+    if not soundness.sound:
+        return _out_of_contract(trial, soundness)
+    outcomes = [check(trial) for check in CASE_CHECKS if tolerance is None or check not in REPLACED]
+    if tolerance is not None:
+        outcomes.append(by_tolerance.check(trial, *tolerance))
+    # The companion is tier 0: it decides right after the case's own exact check.
+    companions = [o for o in further if o.tier == 0]
+    after_exact = 2
+    ordered = [
+        *outcomes[:after_exact],
+        *companions,
+        *outcomes[after_exact:],
+        *(o for o in further if o.tier > 0),
+    ]
+    decisive = next((o for o in ordered if o.status == "fires"), None)
+    if decisive is not None:
+        return _ruling(trial, "fail", decisive, ordered, _reason(decisive, ordered))
+    decisive = next((o for o in ordered if o.status == "suspect"), None)
+    if decisive is not None:
+        return _ruling(trial, "suspect", decisive, ordered, decisive.reason)
+    return _pass(trial, ordered, soundness)
+
+
+def _reason(decisive: Outcome, ordered: list[Outcome]) -> str:
+    """The deciding sentence; and what the case itself shows where a companion decided."""
+    others = [o for o in ordered if o.status == "fires" and o is not decisive]
+    if decisive.check in ON_THE_CASE or decisive.check == nonfinite.NAME or not others:
+        return decisive.reason
+    return f"{decisive.reason}; on the case itself: {others[0].reason}"
+
+
+def _pass(trial: Trial, ordered: list[Outcome], soundness: Soundness) -> Ruling:
+    by_name = {o.check: o for o in ordered}
+    own = by_name[exact.NAME]
+    decisive = own if own.status == "ok" else by_name.get(emulation_ratio.NAME) or by_name[by_tolerance.NAME]
+    differences = contract_differences(trial)
+    if decisive.check == exact.NAME:
+        reason = "exact case: every bit agrees with the truth"
+    elif decisive.check == by_tolerance.NAME:
+        reason = decisive.reason
+    elif decisive.status == "not-applicable":
+        reason = f"no check fired; {decisive.reason}"
+    else:
+        n = decisive.numbers
+        rms = max(n.get("output_rms_ratio", 0.0), n.get("state_rms_ratio", 0.0))
+        peak = max(n.get("output_max_ratio", 0.0), n.get("state_max_ratio", 0.0))
+        reason = (
+            f"every tile errs as its precision ({n['profile']}) explains: at most {number(rms)} times the emulation "
+            f"in RMS (limit {emulation_ratio.RMS_LIMIT}), {number(peak)} in the largest entry "
+            f"(limit {emulation_ratio.MAX_LIMIT:g})"
+        )
+    if differences:
+        reason += f"; under its contract only: {'; '.join(d.text for d in differences)}"
+    if soundness.remarks:
+        reason += f"; {soundness.remarks[0]}"
+    return _ruling(trial, "pass", decisive, ordered, reason, differences)
+
+
+def contract_differences(trial: Trial) -> tuple[ContractDifference, ...]:
+    """Declared transforms without which the answer would not agree with the truth."""
+    clauses = trial.witness.relevant(transforms_of(trial.info.contract))
+    if not clauses or trial.witness.inputs.g.ndim == 3:
+        return ()
+    pure = emulation_ratio.against(trial, trial.measure(trial.witness.truth()))
+    if pure.status != "fires":
+        return ()
+    found = []
+    for clause in clauses:
+        size = _size_of(trial, clause)
+        if size > 0:
+            text = f"{clause.id} {clause.value}: moves the truth by {size:.2%} of a tile's RMS at most"
+            found.append(ContractDifference(clause=clause.id, size=size, text=text))
+    return tuple(found)
+
+
+def _size_of(trial: Trial, clause: object) -> float:
+    """Largest RMS distance between the pure truth and the truth under one clause, over a tile's RMS."""
+    from .tiles import row_errors, tile_errors
+
+    pure, other = trial.witness.truth(), trial.witness.truth((clause,))  # type: ignore[arg-type]
+    largest = 0.0
+    maps = (trial.witness.output_tiles(trial.capabilities_chunk), trial.witness.state_tiles)
+    for want, got, tiles in zip(pure, other, maps, strict=True):
+        table = tile_errors(row_errors(got, want), tiles)
+        share = table.rms / table.truth_rms
+        share = share[table.truth_rms > 0]
+        largest = max(largest, float(share.max()) if share.numel() else 0.0)
+    return largest
+
+
+def _out_of_contract(trial: Trial, soundness: Soundness) -> Ruling:
+    did = containment(trial, soundness)
+    outcome = Outcome(
+        check="domain",
+        tier=1,
+        status="fires",
+        reason=f"{soundness.reason}; {did.reason}",
+        numbers=did.numbers,
+    )
+    ruling = _ruling(trial, "out-of-contract", outcome, [outcome, did], outcome.reason)
+    return ruling
+
+
+def _ruling(
+    trial: Trial, verdict: str, decisive: Outcome, ordered: list[Outcome], reason: str,
+    differences: tuple[ContractDifference, ...] = (),
+) -> Ruling:  # fmt: skip
+    ratio = next((o for o in ordered if o.check == emulation_ratio.NAME), None)
+    largest = None
+    if ratio is not None and ratio.status != "not-applicable":
+        largest = max(
+            (float(ratio.numbers.get(f"{t}_rms_ratio", 0.0)) for t in TENSORS if t in trial.measured),
+            default=None,
+        )
+    return Ruling(
+        verdict=verdict,  # type: ignore[arg-type]
+        tier=decisive.tier,
+        rule=decisive.check,
+        reason=reason,
+        contract_differences=differences,
+        first_nonfinite=_first_nonfinite(trial, verdict),
+        worst_tile=_worst_tile(verdict, decisive, ordered),
+        error={name: trial.measured[name].relative if name in trial.measured else None for name in TENSORS},
+        ratio=largest,
+        outcomes=tuple(ordered),
+    )
+
+
+def _first_nonfinite(trial: Trial, verdict: str) -> Place | None:
+    """The first one that nothing explains; for bad input, the first one at all."""
+    for unexplained in (True, False) if verdict == "out-of-contract" else (True,):
+        for name in TENSORS:
+            measured = trial.measured.get(name)
+            place = first_place(measured.masks, measured.tiles, unexplained=unexplained) if measured else None
+            if place is not None:
+                return place
+    return None
+
+
+def _worst_tile(verdict: str, decisive: Outcome, ordered: list[Outcome]) -> Place | None:
+    """The tile of the case with the largest ratio where one is wrong, else the place of what decided."""
+    if verdict not in ("fail", "suspect"):
+        return None
+    if verdict == "fail":
+        for name in (emulation_ratio.NAME, *ON_THE_CASE):
+            place = next(
+                (o.place for o in ordered if o.check == name and o.status == "fires" and o.place), None
+            )
+            if place is not None:
+                return place
+    return decisive.place

@@ -1,0 +1,164 @@
+"""One kernel on one case: run it, run what its relations need, rule on it.
+
+The idea: two batches of calls. The first is the case itself (its time decides how many relations can be
+afforded); the second is everything else, so that a worker is entered twice at most. A kernel that does not
+answer is ruled on here; one that does is handed to `judge`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from ..kernels.interface import KernelCall, KernelInfo, RunResult
+from .checks import companion, shape
+from .inputs import Inputs, call_of
+from .judge import judge
+from .relations.compare_runs import compare_runs
+from .relations.expectation import Expectation
+from .relations.plan import Choice, choose, plan_relations
+from .soundness import Soundness
+from .trial import Trial
+from .verdict import DiffResult, Outcome, Ruling, VerdictWord
+from .witness import Witness
+
+STATUS_VERDICT: dict[str, VerdictWord] = {
+    "error": "error", "crash": "error", "timeout": "timeout", "refused": "skipped",
+}  # fmt: skip
+
+
+class Runner(Protocol):
+    """An open kernel: `kernels.pool.KernelHandle`, or a double in a test."""
+
+    @property
+    def info(self) -> KernelInfo: ...
+
+    def run(self, calls: list[KernelCall]) -> list[RunResult]: ...
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a diff was asked for, as far as judging goes."""
+
+    seed: int = 0
+    relations: Choice = "auto"
+    atol: float | None = None
+    rtol: float | None = None
+
+
+def diff_one(runner: Runner, witness: Witness, soundness: Soundness, settings: Settings) -> DiffResult:
+    """Run a kernel on a case and rule on its answer."""
+    info = runner.info
+    first = runner.run([call_of(witness.case)])[0]
+    if first.status != "ok":
+        return _result(info, witness, unanswered(first), first)
+    fault = shape.check(witness.inputs, first.outputs)
+    if fault.status == "fires":
+        ruling = Ruling(
+            verdict="fail", tier=fault.tier, rule=fault.check, reason=fault.reason, worst_tile=fault.place,
+            error={"output": None, "state": None}, outcomes=(fault,),
+        )  # fmt: skip
+        return _result(info, witness, ruling, first)
+    trial = Trial(witness, info, first.outputs["output"], first.outputs["final_state"])
+    further = _further(runner, trial, soundness, settings, first.seconds) if soundness.sound else []
+    ruling = judge(trial, soundness, further, tolerance=tolerance_of(settings))
+    return _result(info, witness, ruling, first)
+
+
+def tolerance_of(settings: Settings) -> tuple[float, float] | None:
+    """(atol, rtol) where the caller gave either."""
+    if settings.atol is None and settings.rtol is None:
+        return None
+    return settings.atol or 0.0, settings.rtol or 0.0
+
+
+def unanswered(result: RunResult) -> Ruling:
+    """The ruling on a kernel that gave no result."""
+    verdict = STATUS_VERDICT[result.status]
+    message = result.message or f"the kernel ended with status {result.status}"
+    return Ruling(verdict=verdict, reason=message, error={"output": None, "state": None})
+
+
+def _result(info: KernelInfo, witness: Witness, ruling: Ruling, first: RunResult) -> DiffResult:
+    case = witness.case
+    return DiffResult(
+        kernel=info.name, case=str(case.path) if case.path is not None else case.label, layer=case.origin.layer,
+        ruling=ruling, seconds=first.seconds, evidence=first.evidence,
+    )  # fmt: skip
+
+
+def _further(
+    runner: Runner, trial: Trial, soundness: Soundness, settings: Settings, seconds: float | None
+) -> list[Outcome]:
+    """Everything that needs runs of its own, in one batch."""
+    names = choose(settings.relations, trial.info, seconds)
+    expected = plan_relations(names, trial.witness.inputs, trial.info, seed=settings.seed)
+    twin = (
+        companion.plan(trial.witness, trial.info, seed=settings.seed)
+        if settings.relations != "none"
+        else None
+    )
+    calls = [call_for(trial.witness, e) for e in expected]
+    if twin is not None:
+        calls.append(call_of(twin))
+    if not calls:
+        return []
+    results = runner.run(calls)
+    outcomes = []
+    if twin is not None:
+        outcomes.append(companion.check(twin, trial.info, results[-1], device=trial.witness.device))
+    return outcomes + _relations(trial, expected, results[: len(expected)])
+
+
+def call_for(witness: Witness, expected: Expectation) -> KernelCall:
+    """The call of a changed input, in the form that the case itself is called in.
+
+    A kernel that addresses a pool gets the pool with its sequences' slots changed, as long as the same
+    sequences are in the call; else the states are handed over gathered.
+    """
+    first = call_of(witness.case)
+    x: Inputs = expected.inputs
+    if x is witness.inputs:
+        return first
+    tensors = {"q": x.q, "k": x.k, "v": x.v, "g": x.g, "beta": x.beta, "cu_seqlens": x.cu_seqlens}
+    if expected.same_shape and x.initial_state is not None and "pool" in first.tensors:
+        pool, slots = first.tensors["pool"].clone(), first.tensors["slot_indices"].long()
+        owned = slots >= 0
+        pool[slots[owned]] = x.initial_state.to(pool.device)[owned].to(pool.dtype)
+        tensors |= {"pool": pool}
+        tensors |= {n: first.tensors[n] for n in ("slot_indices", "has_initial_state") if n in first.tensors}
+    elif x.initial_state is not None:
+        tensors["initial_state"] = x.initial_state
+        if expected.same_shape and "has_initial_state" in first.tensors:
+            tensors["has_initial_state"] = first.tensors["has_initial_state"]
+    return msgspec.structs.replace(first, tensors={n: t.cpu() for n, t in tensors.items()})
+
+
+def _relations(trial: Trial, expected: list[Expectation], results: list[RunResult]) -> list[Outcome]:
+    """Judge each relation, run-to-run first: a kernel that moves by itself proves nothing about the others."""
+    outcomes: list[Outcome] = []
+    steady = True
+    for expectation, result in zip(expected, results, strict=True):
+        promise = trial.info.contract.relation(expectation.relation)
+        if result.status != "ok" or "output" not in result.outputs:
+            outcomes.append(_not_run(expectation, result))
+            continue
+        if shape.check(expectation.inputs, result.outputs).status == "fires":
+            outcomes.append(_not_run(expectation, result))
+            continue
+        outcome = compare_runs(
+            trial, expectation, result.outputs["output"], result.outputs.get("final_state"), promise=promise,
+            steady=steady,
+        )  # fmt: skip
+        if expectation.relation == "run-to-run" and outcome.place is not None:
+            steady = False
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _not_run(expectation: Expectation, result: RunResult) -> Outcome:
+    """A changed call that gave no answer: a crash is worth a suspicion, a refusal is not."""
+    status: Any = "suspect" if result.status in ("crash", "timeout") else "not-applicable"
+    what = result.message or "another shape came back"
+    reason = f"{expectation.relation}: the kernel answered the case but not with {expectation.what}: {what}"
+    return Outcome(check=expectation.relation, tier=4, status=status, reason=reason)

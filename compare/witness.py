@@ -1,0 +1,95 @@
+"""The witness: everything that a case's answers are compared with, computed once and shared by all kernels.
+
+The idea: truth, bounds and yardsticks depend on the case and on what a contract declares, not on any
+kernel's answer; so they are computed on first use and kept. It judges nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..capture.case import Case
+from ..kernels.contract import Clause
+from ..reference.bounds import ErrorBounds, Roundoffs, StateBounds, error_bounds, state_bounds
+from ..reference.truth import truth
+from .clauses import changes_anything, under
+from .inputs import Inputs, inputs_of
+from .tiles import TileMap, map_states, map_tokens
+from .yardstick import Yardstick, measure
+
+# Chunk that tiles are counted in for a kernel that works without chunks.
+DEFAULT_CHUNK = 64
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Witness:
+    """What is true of one case; tensors on the device of the verdict."""
+
+    def __init__(self, case: Case, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        self.case = case
+        self.seed = seed
+        self.inputs: Inputs = inputs_of(case, device)
+        self._truths: dict[tuple[str, ...], Pair] = {}
+        self._yardsticks: dict[tuple[object, ...], Yardstick] = {}
+        self._output_maps: dict[int, TileMap] = {}
+        self._error_bounds: dict[Roundoffs, ErrorBounds] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
+
+    def relevant(self, clauses: tuple[Clause, ...]) -> tuple[Clause, ...]:
+        """The clauses that change anything about this case."""
+        return tuple(c for c in clauses if changes_anything(self.inputs, c))
+
+    def inputs_under(self, clauses: tuple[Clause, ...] = ()) -> Inputs:
+        return under(self.inputs, clauses)
+
+    def truth(self, clauses: tuple[Clause, ...] = ()) -> Pair:
+        """(output [T, HV, V], final state [N, HV, K, V]) in float64, pure or under transform clauses."""
+        key = tuple(f"{c.id}={c.value}" for c in clauses)
+        if key not in self._truths:
+            output, state = truth(**self.inputs_under(clauses).keywords())
+            self._truths[key] = (output, state)
+        return self._truths[key]
+
+    def output_tiles(self, chunk_size: int | None) -> TileMap:
+        size = chunk_size or DEFAULT_CHUNK
+        if size not in self._output_maps:
+            self._output_maps[size] = map_tokens(self.inputs.cu_seqlens, size)
+        return self._output_maps[size]
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether every intermediate of this case is an integer, so that there is nothing to round (tier 0)."""
+        return self.case.origin.kind == "synthetic" and self.case.origin.family in ("exact", "exact-raw")
+
+    @cached_property
+    def state_tiles(self) -> TileMap:
+        return map_states(self.inputs.n_sequences, self.device)
+
+    @cached_property
+    def state_bounds(self) -> StateBounds:
+        """Tier 1; only for finite inputs."""
+        return state_bounds(**self.inputs.keywords())
+
+    def error_bounds(self, roundoffs: Roundoffs) -> ErrorBounds:
+        """Tier 2; only for finite inputs."""
+        if roundoffs not in self._error_bounds:
+            self._error_bounds[roundoffs] = error_bounds(**self.inputs.keywords(), roundoffs=roundoffs)
+        return self._error_bounds[roundoffs]
+
+    def yardstick(self, profile: str, chunk_size: int | None, clauses: tuple[Clause, ...] = ()) -> Yardstick:
+        """Tier 3's denominators for a precision profile and algorithm."""
+        key = (profile, chunk_size, tuple(f"{c.id}={c.value}" for c in clauses))
+        if key not in self._yardsticks:
+            self._yardsticks[key] = measure(
+                self.inputs_under(clauses), self.truth(clauses),
+                (self.output_tiles(chunk_size), self.state_tiles),
+                profile=profile, chunk_size=chunk_size, seed=self.seed,
+            )  # fmt: skip
+        return self._yardsticks[key]

@@ -1,0 +1,154 @@
+"""The yardstick: what the same algorithm in the same precision costs on this very case.
+
+The idea: an error is judged in units of the largest error that the emulation makes, over round-to-nearest
+and the honest variants, tile by tile. The yardstick only measures; limits and verdicts are in
+`checks.emulation_ratio`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..reference.emulation import EmulationResult, emulate_chunk
+from ..reference.emulation_recurrent import emulate_recurrent
+from ..reference.precision import Precision, precision_for
+from ..reference.variants import Variant, honest_variants
+from .inputs import Inputs
+from .tiles import Pools, TileMap, pool_small, row_errors, tile_errors
+
+VARIANTS = 8
+# Multiply-adds of one emulation above which a CPU takes fewer variants: a tile of that many tokens already
+# averages over thousands of roundings, and three draws bound it as well as nine.
+WORK_PER_CPU_DRAW = 2e9
+FEW_VARIANTS = 2
+# Stands in for g = -inf: exp of it is zero in float32, and its cumsum still resolves 1e-5.
+RESET_LOG_DECAY = -200.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Largest errors of the emulation for one tensor."""
+
+    tiles: TileMap
+    pools: Pools
+    rms: Tensor
+    """[P, H] largest RMS error of a pool."""
+    peak: Tensor
+    """[P, H] largest absolute error."""
+    row_rms: Tensor
+    """[R, H] largest RMS error of a row."""
+    row_peak: Tensor
+    """[R, H]."""
+    blown: Tensor
+    """[R, H] bool: an honest run is not finite there."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The honest error of one case in one precision."""
+
+    profile: str
+    chunk_size: int | None
+    output: Scale
+    state: Scale
+    runs: int
+    plain_state: Tensor
+    """[N, H, K, V] float32: the final state of the plain emulation."""
+
+    def of(self, tensor: str) -> Scale:
+        return self.output if tensor == "output" else self.state
+
+
+def measure(
+    inputs: Inputs,
+    truth: tuple[Tensor, Tensor],
+    maps: tuple[TileMap, TileMap],
+    *,
+    profile: str,
+    chunk_size: int | None,
+    seed: int = 0,
+) -> Yardstick:
+    """Run the emulation and its honest variants and keep the largest error per tile.
+
+    truth: (output, final state), float64, of these inputs. chunk_size None: the recurrent algorithm.
+    """
+    runs = _runs(inputs, profile, chunk_size, seed)
+    scales = [_Growing(m, t) for m, t in zip(maps, truth, strict=True)]
+    plain_state: Tensor | None = None
+    for run in runs:
+        result = run()
+        if plain_state is None:
+            plain_state = result.final_state.float()
+        scales[0].add(result.output)
+        scales[1].add(result.final_state)
+    assert plain_state is not None
+    return Yardstick(profile, chunk_size, scales[0].scale(), scales[1].scale(), len(runs), plain_state)
+
+
+class _Growing:
+    """Maxima over the runs so far, for one tensor."""
+
+    def __init__(self, tiles: TileMap, truth: Tensor) -> None:
+        rows, heads = truth.shape[:2]
+        self.tiles, self.truth = tiles, truth
+        self.entries = truth[0, 0].numel() if rows and heads else 0
+        self.pools = pool_small(tiles, self.entries)
+        zeros = {"dtype": torch.float64, "device": truth.device}
+        self.rms = torch.zeros(self.pools.n_pools, heads, **zeros)  # type: ignore[arg-type]
+        self.peak = torch.zeros_like(self.rms)
+        self.row_square = torch.zeros(rows, heads, **zeros)  # type: ignore[arg-type]
+        self.row_peak = torch.zeros_like(self.row_square)
+        self.blown = torch.zeros(rows, heads, dtype=torch.bool, device=truth.device)
+
+    def add(self, result: Tensor) -> None:
+        rows = row_errors(result, self.truth)
+        tiles = tile_errors(rows, self.tiles)
+        self.rms = torch.maximum(self.rms, self.pools.rms(tiles.rms, tiles.entries))
+        self.peak = torch.maximum(self.peak, self.pools.peak(tiles.peak))
+        self.row_square = torch.maximum(self.row_square, rows.square)
+        self.row_peak = torch.maximum(self.row_peak, rows.peak)
+        self.blown |= ~torch.isfinite(result.flatten(2)).all(-1)
+
+    def scale(self) -> Scale:
+        row_rms = (self.row_square / max(1, self.entries)).sqrt()
+        return Scale(self.tiles, self.pools, self.rms, self.peak, row_rms, self.row_peak, self.blown)
+
+
+class _Run:
+    """One honest run, not yet made."""
+
+    def __init__(
+        self, inputs: Inputs, precision: Precision, chunk_size: int | None, variant: Variant | None
+    ) -> None:
+        self.inputs, self.precision, self.chunk_size, self.variant = inputs, precision, chunk_size, variant
+
+    def __call__(self) -> EmulationResult:
+        x = self.inputs
+        shared = {
+            "precision": self.precision, "scale": x.scale, "initial_state": x.initial_state,
+            "cu_seqlens": x.cu_seqlens, "l2norm": x.l2norm, "variant": self.variant,
+        }  # fmt: skip
+        g = x.g.float()
+        g = torch.where(g == -torch.inf, RESET_LOG_DECAY, g)
+        if self.chunk_size is None:
+            return emulate_recurrent(x.q, x.k, x.v, g, x.beta, **shared)  # type: ignore[arg-type]
+        return emulate_chunk(x.q, x.k, x.v, g, x.beta, chunk_size=self.chunk_size, **shared)  # type: ignore[arg-type]
+
+
+def _runs(inputs: Inputs, profile: str, chunk_size: int | None, seed: int) -> list[_Run]:
+    precision = precision_for(profile, device=inputs.device.type, chunk_size=chunk_size)
+    variants = honest_variants(_n_variants(inputs), seed)
+    runs = [_Run(inputs, precision, chunk_size, variant) for variant in (None, *variants)]
+    if profile == "generic" and inputs.v.dtype == torch.float32 and chunk_size is not None:
+        # A float32 recurrence rounds its state at every token, a chunk kernel once per chunk: both are
+        # sound, and in float32 (unlike in bf16, where the operands dominate) the former errs more.
+        runs.append(_Run(inputs, precision_for("fla-recurrent", device=inputs.device.type), None, None))
+    return runs
+
+
+def _n_variants(inputs: Inputs) -> int:
+    work = inputs.n_tokens * inputs.heads * inputs.q.shape[-1] * inputs.v.shape[-1] * 2.0
+    return FEW_VARIANTS if inputs.device.type == "cpu" and work > WORK_PER_CPU_DRAW else VARIANTS

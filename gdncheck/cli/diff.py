@@ -1,0 +1,103 @@
+"""`gdncheck diff`: kernels against truth on a case or on captured layers; two files against each other.
+
+The library twins are compare.diff.diff and compare.casediff.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gdncheck.cli.options import captures_option, run_options
+
+
+@click.command()
+@click.argument("cases", nargs=-1, metavar="[CASE [OTHER]]", type=click.Path())
+@click.option(
+    "--layer", type=click.IntRange(min=0), metavar="N", help="All captured calls of this layer, in order."
+)
+@captures_option
+@click.option(
+    "--first", type=click.IntRange(min=1), metavar="N",
+    help="Judge the first N tokens of the first sequence only (for kernels that are slow here).",
+)  # fmt: skip
+@click.option(
+    "--relations", type=click.Choice(["auto", "none", "quick", "all"]), default="auto", show_default=True,
+    help="Relations that cost runs of their own; auto: all, or quick for a kernel that takes seconds per call.",
+)  # fmt: skip
+@click.option("--atol", type=float, metavar="X", help="Decide by this absolute tolerance, and say so.")
+@click.option("--rtol", type=float, metavar="X", help="Decide by this relative tolerance, and say so.")
+@click.option(
+    "--out", type=click.Path(file_okay=False), metavar="DIR", help="Also write report.json and report.txt."
+)
+@run_options
+def diff(
+    cases: tuple[str, ...], layer: int | None, captures: str, first: int | None, relations: str, atol: float | None,
+    rtol: float | None, out: str | None, kernels: tuple[str, ...], device: str, time_limit: float, seed: int,
+    strict: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Judge kernels on CASE, on a captured layer, or on all of them; with two cases, say how they differ.
+
+    Each kernel gets a verdict, the rule that decided, and where it fails first.
+
+    \b
+    Example: gdncheck diff --layer 17 --kernel fla.chunk
+    Example: gdncheck diff case.safetensors --kernel my_kernels:my_rule --json
+    Example: gdncheck diff before.safetensors after.safetensors
+    """
+    if len(cases) > 2:
+        raise click.UsageError(f"diff takes one case, or two to compare, not {len(cases)}")
+    if len(cases) == 2:
+        from gdncheck.cli.casediff import print_difference
+
+        return print_difference(cases[0], cases[1], as_json=as_json)
+    if cases and layer is not None:
+        raise click.UsageError(f"give a case or --layer {layer}, not both")
+    from gdncheck.cli.progress import Progress
+    from gdncheck.compare.diff import diff as run_diff
+
+    with Progress() as say:
+        report = run_diff(
+            cases[0] if cases else None, kernels=kernels or None, layer=layer, captures=captures, device=device,
+            time_limit=time_limit, seed=seed, strict=strict, relations=relations, first=first,  # type: ignore[arg-type]
+            atol=atol, rtol=rtol, progress=say, command=command_line(click.get_current_context()),
+        )  # fmt: skip
+    _print(report, as_json=as_json, out=out)
+    return report.exit_status
+
+
+def command_line(context: click.Context) -> str:
+    """The command that repeats this run: every parameter that is not at its default."""
+    words = [context.command_path]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if isinstance(parameter, click.Argument):
+            words += [str(v) for v in value or ()]
+        elif value is not None and value != () and value != parameter.get_default(context):
+            flag = max(parameter.opts, key=len)
+            if parameter.is_flag:  # type: ignore[attr-defined]
+                words.append(flag)
+            else:
+                for one in value if isinstance(value, tuple) else (value,):
+                    words += [flag, str(one)]
+    return shlex.join(words)
+
+
+def _print(report: Any, *, as_json: bool, out: str | None) -> None:
+    """The report on stdout, and in files where asked."""
+    from rich.console import Console
+
+    from gdncheck.compare.jsonout import dumps
+    from gdncheck.compare.report import print_report
+
+    if as_json:
+        click.echo(dumps(report))
+    else:
+        print_report(report, Console(soft_wrap=False))
+    if out is not None:
+        from gdncheck.compare.report import write_report
+
+        write_report(report, Path(out))

@@ -1,0 +1,186 @@
+"""Bounds on a state and on its error, from the inputs alone: one pass, per token and value head.
+
+The idea: where a step's matrix a (I - beta k k^T) cannot stretch a vector (decay a <= 1, beta |k|^2 <= 1),
+the norm of the state obeys a scalar recurrence, B_t = a_t B_{t-1} + beta_t |k_t| |v_t|, and so does the
+norm of the error that rounding adds to it. Scalar recurrences are scanned for all tokens, heads and
+packed sequences at once. Nothing here runs or judges a kernel.
+
+Sources: Higham & Mary 2019 (probabilistic rounding model), Ipsen & Zhou arXiv 1906.10465.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rounded unit keys: |k|^2 of a bf16 key that was normalised and rounded stays below 1 + 2^-7.
+UNIT_KEY_SLACK = 2.0**-7
+# The model's constant: an inner product of length K errs by at most c sqrt(K) u times its magnitude with
+# probability 1 - 2 exp(-c^2 / 2); 6 makes that 3e-8 per product.
+PROBABILISTIC_C = 6.0
+
+
+def scan(decay: Tensor, gain: Tensor, start: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """x_t = decay_t x_{t-1} + gain_t inside every sequence, x before its first token being `start`.
+
+    decay, gain: [T, H] float64, finite, decay >= 0; start: [N, H]. Returns x, [T, H].
+    Doubling: log2 of the longest sequence many steps, no loop over tokens.
+    """
+    factor, total = decay.clone(), gain.clone()
+    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+    filled = lengths > 0
+    first = cu_seqlens[:-1][filled]
+    total[first] += factor[first] * start[filled]
+    # A zero factor at a sequence's first token keeps its predecessor in the packing out.
+    factor[first] = 0.0
+    longest = int(lengths.max()) if len(lengths) else 0
+    step = 1
+    while step < longest:
+        total[step:] = total[step:] + factor[step:] * total[:-step]
+        factor[step:] = factor[step:] * factor[:-step]
+        step *= 2
+    return total
+
+
+def last_of_each(per_token: Tensor, start: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The value after the last token of each sequence, `start` where it has none; [T, H] -> [N, H]."""
+    result = start.clone()
+    filled = cu_seqlens[1:] > cu_seqlens[:-1]
+    result[filled] = per_token[cu_seqlens[1:][filled] - 1]
+    return result
+
+
+@dataclass(frozen=True)
+class StateBounds:
+    """Tier 1: what the exact state and output cannot exceed."""
+
+    state: Tensor
+    """[T, HV] bound on |S_t|_F."""
+    final: Tensor
+    """[N, HV] bound on the final state's norm."""
+    output: Tensor
+    """[T, HV] bound on |o_t|."""
+    growth: Tensor
+    """[T, HV] beta_t |k_t|^2."""
+    contracting: Tensor
+    """[T, HV] bool: decay <= 1 and 0 <= beta |k|^2 <= 1 + slack for every token of the sequence so far."""
+    final_contracting: Tensor
+    """[N, HV] bool: the same for the whole sequence."""
+
+
+@dataclass(frozen=True)
+class Roundoffs:
+    """Unit round-offs of a kernel, as its contract declares them."""
+
+    state: float
+    """Of the state while it is carried on (2^-24 for float32 registers)."""
+    accumulate: float
+    """Of a dot product's accumulation."""
+    operand: float
+    """Of the operands of dot products (2^-8 for bf16 nearest, 2^-11 for fp16 and tf32)."""
+    output: float
+    """Of the stored output."""
+    stored_state: float = 0.0
+    """Of a state that is stored between steps or at the end."""
+
+
+@dataclass(frozen=True)
+class ErrorBounds:
+    """Tier 2: how far rounding can take a kernel from the exact result."""
+
+    final: Tensor
+    """[N, HV] bound on the norm of the final state's error."""
+    output: Tensor
+    """[T, HV] bound on the norm of an output row's error."""
+
+
+@dataclass(frozen=True)
+class _Norms:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+    start: Tensor
+
+
+def _norms(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
+    cu_seqlens: Tensor, l2norm: bool, l2norm_eps: float,
+) -> _Norms:  # fmt: skip
+    """Norms per token and value head in float64; KDA's decay per channel counts with its slowest one."""
+    group = v.shape[1] // k.shape[1]
+
+    def key_norm(x: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+        if l2norm:
+            size = size / torch.sqrt(size * size + l2norm_eps)
+        return size.repeat_interleave(group, dim=1)
+
+    log_decay = g.double() if g.ndim == 2 else g.double().amax(-1)
+    n_sequences = cu_seqlens.shape[0] - 1
+    if initial_state is None:
+        start = torch.zeros(n_sequences, v.shape[1], dtype=torch.float64, device=v.device)
+    else:
+        start = torch.linalg.vector_norm(initial_state.flatten(2), dim=-1, dtype=torch.float64)
+    size_v = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+    return _Norms(key_norm(q), key_norm(k), size_v, log_decay.exp(), beta.double(), start)
+
+
+def state_bounds(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, scale: float,
+    initial_state: Tensor | None, cu_seqlens: Tensor, l2norm: bool = False, l2norm_eps: float = 1e-6,
+) -> StateBounds:  # fmt: skip
+    """Tier 1 of the verdict: B_t, scale |q_t| B_t, and where they are a theorem.
+
+    q, k [T, HK, K]; v [T, HV, V]; g [T, HV] or [T, HV, K] natural log; beta [T, HV]; any float dtype, finite
+    (g = -inf is a reset and allowed). Returned tensors are float64.
+    """
+    size = _norms(q, k, v, g, beta, initial_state, cu_seqlens, l2norm, l2norm_eps)
+    bound = scan(size.decay, size.beta.abs() * size.k * size.v, size.start, cu_seqlens)
+    growth = size.beta * size.k * size.k
+    stretches = (size.decay > 1) | (growth > 1 + UNIT_KEY_SLACK) | (size.beta < 0)
+    none = torch.zeros_like(size.start)
+    stretched = scan(torch.ones_like(bound), stretches.double(), none, cu_seqlens)
+    return StateBounds(
+        state=bound,
+        final=last_of_each(bound, size.start, cu_seqlens),
+        output=abs(scale) * size.q * bound,
+        growth=growth,
+        contracting=stretched == 0,
+        final_contracting=last_of_each(stretched, none, cu_seqlens) == 0,
+    )
+
+
+def error_bounds(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, scale: float, roundoffs: Roundoffs,
+    initial_state: Tensor | None, cu_seqlens: Tensor, l2norm: bool = False, l2norm_eps: float = 1e-6,
+) -> ErrorBounds:  # fmt: skip
+    """Tier 2 of the verdict: e_t = a_t e_{t-1} + d_t, a bound on |S_t computed - S_t|_F.
+
+    d_t holds the roundings of one step: the state's own (decay, update), the inner products', the dot
+    operands' and the stored state's. |S_t| and the residual v - S^T k enter through their tier 1 bounds,
+    so the result scales with (v, S) and needs no state trajectory. Shapes as in `state_bounds`.
+    """
+    size = _norms(q, k, v, g, beta, initial_state, cu_seqlens, l2norm, l2norm_eps)
+    write = size.beta.abs() * size.k
+    bound = scan(size.decay, write * size.v, size.start, cu_seqlens)
+    residual = size.v + size.k * bound
+    spread = PROBABILISTIC_C * q.shape[-1] ** 0.5 * roundoffs.accumulate
+    # A raw key is normalised by the kernel and rounded: one more operand rounding.
+    operand = roundoffs.operand * (2.0 if l2norm else 1.0)
+    step = (
+        roundoffs.state * (2 * bound + 3 * write * residual)
+        + spread * write * residual
+        + operand * (bound / 2 + 3 * write * residual)
+        + roundoffs.stored_state * bound
+    )
+    start = torch.zeros_like(size.start) + (roundoffs.state + roundoffs.stored_state) * size.start
+    error = scan(size.decay, step, start, cu_seqlens)
+    # What passes through one chunk's products before it cancels: every write, not only what is left.
+    written = scan(size.decay, write * residual, size.start, cu_seqlens)
+    reads = abs(scale) * size.q
+    output = reads * (error + (4 * operand + spread) * (bound + written) + 2 * roundoffs.output * bound)
+    return ErrorBounds(final=last_of_each(error, start, cu_seqlens), output=output)
