@@ -18,19 +18,20 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..capture.errors import CannotRun
-from . import autotune
+from ..capture.errors import CannotRun, Refused
+from . import autotune, layouts
 from .cache import version_key
 from .contract import Capabilities, Contract
 from .contracts_engines import vllm_chunk, vllm_recurrent
-from .engine_call import check_rule_call, prepared_qk
+from .engine_call import check_no_empty, check_rule_call, prepare_triton, prepared_qk, rounded_beta, scale_of
 from .interface import KernelCall, KernelInfo
-from .loading import mend_triton_users
 from .slots import SlotView
 
 # From 0.23 the recurrent kernel takes slot 0 for a block that nobody owns, and q, k are normalised by
 # the operation before the rule.
 SECOND_GENERATION = "0.23.0"
+CHUNK = 64
+LARGEST_KEY = 256
 
 
 class _VllmKernel:
@@ -47,13 +48,12 @@ class _VllmKernel:
 
         self.version = version
         name = "vllm" if version is None else f"vllm@{version}"
-        autotune.install()
+        self.interpreted = prepare_triton()
         self.root, self.folder = standins.install(name)
         try:
             self.module = import_module(f"{self.folder}.{self.submodule}")
         except ModuleNotFoundError as error:
             raise missing_part(error, name) from error
-        mend_triton_users()
         _give_scratch_memory()
         self.evidence: dict[str, Any] = {}
 
@@ -77,6 +77,7 @@ class _VllmKernel:
             contract=msgspec.structs.replace(self.contract_for(self._nominal_version()), kernel=name),
             environment={
                 "backend": "triton",
+                "interpreted": self.interpreted,
                 "kernels": self.folder,
                 "tma_in_solve": bool(getattr(utils, "is_tma_supported", False)),
             },
@@ -110,13 +111,14 @@ class Chunk(_VllmKernel):
 
     op, submodule = "chunk", "chunk"
     capabilities = Capabilities(
-        default_chunk_size=64,
+        default_chunk_size=CHUNK,
         state_layout="VK",
         l2norm="both",
         input_dtypes=("bfloat16", "float16"),
         state_dtypes=("float32", "bfloat16", "float16"),
         slots=True,
         profile="vllm-0.19",
+        stages=("cumsum", "kkt", "solve", "wu", "state", "output"),
         pins=(
             "chunk_local_cumsum_scalar_kernel", "chunk_scaled_dot_kkt_fwd_kernel",
             "merge_16x16_to_64x64_inverse_kernel", "recompute_w_u_fwd_kernel",
@@ -135,33 +137,54 @@ class Chunk(_VllmKernel):
         return vllm_chunk(version)
 
     def run(self, call: KernelCall) -> dict[str, Tensor]:
-        """One prefill call. Raises Refused for what the kernel does not take."""
-        check_rule_call("vllm.chunk", call, self.capabilities)
-        tensors, options = call.tensors, call.options
-        q, k, in_kernel = prepared_qk(call, default="before" if self.second_generation else "in_kernel")
-        slots = SlotView(tensors, layout="VK", state_dtype=options.state_dtype)
-        # A cache keys chunk indices on the identity of cu_seqlens, so each call brings its own.
-        cu_seqlens = tensors["cu_seqlens"].to(torch.int32).clone()
-        with autotune.pinned(options.pins) as launched:
-            output, final_state = self.module.chunk_gated_delta_rule(
-                q=q[None],
-                k=k[None],
-                v=tensors["v"][None],
-                g=tensors["g"][None],
-                beta=self._beta(tensors)[None],
-                scale=options.scale,
-                initial_state=slots.gathered(),
-                output_final_state=True,
-                cu_seqlens=cu_seqlens,
-                use_qk_l2norm_in_kernel=in_kernel,
-            )
-        self.evidence = {"launched": dict(launched)}
-        slots.scatter(final_state)
-        return {"output": output[0], **slots.outputs()}
+        """One prefill call. Raises Refused for what the kernel does not take.
 
-    def _beta(self, tensors: dict[str, Tensor]) -> Tensor:
-        """beta as the layer stores it: in the model's dtype in 0.19.1, float32 later."""
-        return tensors["beta"].to(torch.float32 if self.second_generation else tensors["q"].dtype)
+        `extra["stages"]` gives every stage's value, `extra["stage"]` runs one stage on given inputs.
+        """
+        check_rule_call("vllm.chunk", call, self.capabilities)
+        check_no_empty("vllm.chunk", call)
+        if call.tensors["k"].shape[-1] > LARGEST_KEY:
+            raise Refused(f"vllm.chunk holds K <= {LARGEST_KEY}, not {call.tensors['k'].shape[-1]}")
+        options, extra = call.options, call.options.extra
+        slots = SlotView(call.tensors, layout="VK", state_dtype=options.state_dtype)
+        arguments = self.keywords(call, slots)
+        self.evidence = {"backend": "triton", "l2norm_in_kernel": arguments["use_qk_l2norm_in_kernel"]}
+        with autotune.pinned(options.pins) as launched:
+            self.evidence["launched"] = launched
+            if "stage" in extra or extra.get("stages"):
+                return self._stages(call, arguments)
+            output, final_state = self.module.chunk_gated_delta_rule(**arguments)
+        self.evidence["launched"] = dict(launched)
+        slots.scatter(final_state)
+        return {"output": layouts.drop_batch(output), **slots.outputs()}
+
+    def keywords(self, call: KernelCall, slots: SlotView) -> dict[str, Any]:
+        """The arguments as vLLM's layer passes them."""
+        tensors = call.tensors
+        q, k, in_kernel = prepared_qk(call, default="before" if self.second_generation else "in_kernel")
+        beta = tensors["beta"].float() if self.second_generation else rounded_beta(tensors["beta"], q)
+        return {
+            "q": layouts.add_batch(q),
+            "k": layouts.add_batch(k),
+            "v": layouts.add_batch(tensors["v"]),
+            "g": layouts.add_batch(tensors["g"]),
+            "beta": layouts.add_batch(beta),
+            "scale": scale_of(call),
+            "initial_state": slots.gathered(),
+            "output_final_state": True,
+            "cu_seqlens": layouts.own_offsets(tensors["cu_seqlens"], torch.int32),
+            "use_qk_l2norm_in_kernel": in_kernel,
+        }
+
+    def _stages(self, call: KernelCall, arguments: dict[str, Any]) -> dict[str, Tensor]:
+        from . import fla_stages
+        from .engine_stages import VllmStages
+
+        package: Any = VllmStages(self.folder, self.version)
+        arguments = {**arguments, "initial_state": layouts.vk_to_kv(arguments["initial_state"])}
+        if "stage" in call.options.extra:
+            return fla_stages.run_stage(package, call.options.extra["stage"], call, arguments)
+        return fla_stages.stages(package, arguments, CHUNK, call.options)
 
 
 class Recurrent(_VllmKernel):
@@ -192,30 +215,28 @@ class Recurrent(_VllmKernel):
         Raises Refused for what the kernel does not take.
         """
         check_rule_call("vllm.recurrent", call, self.capabilities)
-        tensors, options = call.tensors, call.options
+        tensors = call.tensors
         q, k, in_kernel = prepared_qk(call, default="in_kernel")
-        slots = SlotView(
-            tensors, layout="VK", state_dtype=options.state_dtype, null_slot=self.second_generation
-        )
-        cu_seqlens = tensors["cu_seqlens"].to(torch.int32).clone()
+        null_slot = self.second_generation
+        slots = SlotView(tensors, layout="VK", state_dtype=call.options.state_dtype, null_slot=null_slot)
+        cu_seqlens = layouts.own_offsets(tensors["cu_seqlens"], torch.int32)
         longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
-        with autotune.pinned(options.pins) as launched:
-            output, _ = self.module.fused_recurrent_gated_delta_rule(
-                q=q[None],
-                k=k[None],
-                v=tensors["v"][None],
-                g=tensors["g"][None],
-                beta=tensors["beta"][None],
-                scale=options.scale,
-                initial_state=slots.pool,
-                inplace_final_state=True,
-                cu_seqlens=cu_seqlens,
-                # A row of slots per sequence, one for each of its tokens.
-                ssm_state_indices=slots.columns(longest),
-                use_qk_l2norm_in_kernel=in_kernel,
-            )
-        self.evidence = {"launched": dict(launched)}
-        return {"output": output[0], **slots.outputs()}
+        output, _ = self.module.fused_recurrent_gated_delta_rule(
+            q=layouts.add_batch(q),
+            k=layouts.add_batch(k),
+            v=layouts.add_batch(tensors["v"]),
+            g=layouts.add_batch(tensors["g"]),
+            beta=layouts.add_batch(tensors["beta"]),
+            scale=scale_of(call),
+            initial_state=slots.pool,
+            inplace_final_state=True,
+            cu_seqlens=cu_seqlens,
+            # A row of slots per sequence, one for each of its tokens.
+            ssm_state_indices=slots.columns(longest),
+            use_qk_l2norm_in_kernel=in_kernel,
+        )
+        self.evidence = {"backend": "triton", "l2norm_in_kernel": in_kernel, "null_slot": null_slot}
+        return {"output": layouts.drop_batch(output), **slots.outputs()}
 
 
 KERNELS = {"chunk": Chunk, "recurrent": Recurrent}
