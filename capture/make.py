@@ -16,11 +16,16 @@ from torch import Tensor
 from .case import CallOptions, Case, Origin
 from .casefile import hash_of
 from .errors import BadInput
-from .synthetic import exact, realistic
+from .synthetic import decay, exact, realistic, solve
 from .synthetic.family import Family, Inputs, Shape
 from .synthetic.portable import Draw
 
-FAMILIES: dict[str, Family] = {**realistic.FAMILIES, **exact.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    **realistic.FAMILIES,
+    **exact.FAMILIES,
+    **solve.FAMILIES,
+    **decay.FAMILIES,
+}
 
 DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
@@ -50,7 +55,7 @@ def make(
     """A synthetic case of a family.
 
     lengths: tokens per sequence, 0 allowed. dims: (K, V). dtype: of q, k, v; beta_dtype: of beta, None for
-    the same. state: `none` (no initial_state), `zeros`, `random`, or one word per sequence (there `none` means
+    the same. state: `none` (no initial_state), `zeros`, `random`, or one word per sequence (`none`: then
     has_initial_state false, and `stale` the same with another tenant's values in its row).
     qk: None keeps the family's own flag; `raw` or `normalised` overrides the flag, not the values.
     Raises BadInput for any argument that makes no case.
@@ -155,6 +160,4 @@ def _states(drawn: Tensor, kinds: list[str], dtype: torch.dtype) -> dict[str, Te
 
 
 def _with_hash(case: Case) -> Case:
-    return Case(
-        **{name: getattr(case, name) for name in case.__struct_fields__} | {"content_hash": hash_of(case)}
-    )
+    return msgspec.structs.replace(case, content_hash=hash_of(case))

@@ -53,6 +53,7 @@ LAYOUTS: dict[str, Layout] = {
     "num_accepted": Layout((("N",),), INTEGERS),
     "state_columns": Layout((("N",), ("N", "columns")), INTEGERS),
     "observed_output": Layout((("T", "HV", "V"),)),
+    "observed_core_output": Layout((("T", "HV", "V"),)),
     "observed_final_state": Layout((("N", "HV", "K", "V"),)),
     "observed_conv_state": Layout((("N", "D", "W-1"),)),
     "observed_layer_output": Layout((("T", "hidden"),)),
@@ -212,7 +213,7 @@ def _sequences(cu: Tensor, n_tokens: int) -> Iterator[str]:
 def _states(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     pool, slots, fresh = (tensors.get(n) for n in ("pool", "slot_indices", "has_initial_state"))
     if pool is not None and "initial_state" in tensors:
-        yield "has both initial_state and pool; keep the pool with slot_indices, or the gathered initial_state"
+        yield "has both initial_state and pool; keep one: pool with slot_indices, or the gathered state"
     if (pool is None) != (slots is None):
         have, lack = ("pool", "slot_indices") if slots is None else ("slot_indices", "pool")
         yield f"has {have} without {lack}; write both, or initial_state instead"
@@ -256,8 +257,9 @@ def _verify(tensors: Mapping[str, Tensor]) -> Iterator[str]:
         drafted = length if draft is None else int(draft[sequence])
         if not 0 <= drafted <= length:
             yield f"draft[{sequence}] is {drafted} of {length} tokens; give 0..{length}"
-        if accepted is not None and not 0 <= int(accepted[sequence]) <= length:
-            yield f"num_accepted[{sequence}] is {int(accepted[sequence])} of {length} tokens; give 0..{length}"
+        taken = 0 if accepted is None else int(accepted[sequence])
+        if not 0 <= taken <= length:
+            yield f"num_accepted[{sequence}] is {taken} of {length} tokens; give 0..{length}"
 
 
 def _finite(tensors: Mapping[str, Tensor]) -> Iterator[str]:
