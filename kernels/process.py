@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -86,9 +85,6 @@ class WorkerProcess:
     ) -> None:
         """Start it. Raises OSError where the interpreter cannot be started."""
         ours, theirs = socket.socketpair()
-        its_environment = child_environment(environment, device)
-        if threading.current_thread() is threading.main_thread():
-            its_environment["GDNCHECK_WORKER_PARENT"] = str(os.getpid())
         with theirs:
             command = [*child_command("gdncheck.kernels.worker", python), str(theirs.fileno())]
             try:
@@ -98,7 +94,7 @@ class WorkerProcess:
                     stdout=subprocess.PIPE,  # what the kernel prints: answers go over the socket
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    env=its_environment,
+                    env=child_environment(environment, device),
                     start_new_session=True,
                 )
             except BaseException:

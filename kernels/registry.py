@@ -132,7 +132,7 @@ def adapter_class(name: KernelName) -> Any | None:
     """
     assert name.family is not None
     if name.family in OWN_FAMILIES:
-        found = own_kernels().get(f"{name.family}.{name.op}")
+        found = import_module(OWN_FAMILIES[name.family]).KERNELS.get(name.op)
         if found is None:
             raise unknown_kernel(str(name))
         return found

@@ -9,7 +9,6 @@ Leaves to others: time limits, signals and restarts (`process`, `pool`), getting
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import select
@@ -44,7 +43,6 @@ from .protocol import (
     share_tensors,
 )
 
-PR_SET_PDEATHSIG = 1
 MESSAGE_LIMIT = 500  # characters; compilers answer in pages
 
 
@@ -190,9 +188,9 @@ def _die_with_parent(connection: socket.socket) -> None:
 
     def wait() -> None:
         poll.poll()
-        # Give the main thread, which sees the closed connection too, the chance to leave by itself.
-        time.sleep(0.5)
-        os.killpg(0, signal.SIGKILL) if os.getpid() == os.getpgrp() else os._exit(1)
+        if os.getpid() == os.getpgrp():
+            os.killpg(0, signal.SIGKILL)  # with what the kernel started
+        os._exit(1)
 
     threading.Thread(target=wait, name="gdncheck-parent-watch", daemon=True).start()
 
@@ -202,9 +200,6 @@ def main() -> None:
     os.set_inheritable(connection.fileno(), False)
     sys.argv = [sys.argv[0]]
     _guard_streams()
-    if os.environ.pop("GDNCHECK_WORKER_PARENT", None) == str(os.getppid()) and sys.platform == "linux":
-        # Set by parents that start workers from their main thread: the signal follows that thread.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _die_with_parent(connection)
     try:
         serve(Channel(connection))
