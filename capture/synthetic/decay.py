@@ -29,7 +29,7 @@ def no_decay(shape: Shape, draw: Draw) -> Inputs:
 
 
 def mixed_decay(shape: Shape, draw: Draw) -> Inputs:
-    """Heads 0, 3, ...: spikes among zeros; 1, 4, ...: one constant per head; 2, 5, ...: a constant per token."""
+    """Heads 0, 3, ...: spikes among zeros; 1, 4, ...: one constant; 2, 5, ...: a constant per token."""
     columns = []
     for head in range(shape.v_heads):
         pattern = (_spikes, _constant, _switching)[head % 3]
