@@ -36,15 +36,16 @@ _PIECE_BYTES = 1 << 24  # working memory of one piece of chunks, about: small en
 
 @dataclass(frozen=True)
 class EmulationResult:
-    """What one emulated call gives. Values lie on the grid of their cast point; the dtype is the arithmetic's."""
+    """What one emulated call gives: values on the grid of their cast point, in the arithmetic's dtype."""
 
     output: Tensor
     """[T, HV, V]"""
     final_state: Tensor
     """[N, HV, K, V]"""
     stages: dict[str, Tensor] = field(default_factory=dict)
-    """On request. Per token: cumsum [T, HV], kkt and solve [T, HV, C] (row of its chunk's matrix), w [T, HV, K],
-    u and v_new [T, HV, V]. Per chunk, sequence after sequence: h [chunks, HV, K, V], the state at its start."""
+    """On request; the layout of the float64 chunk form. Per token: cumsum [T, HV], kkt and solve [T, HV, C]
+    (the row of its chunk's matrix), w [T, HV, K], u, v_new and output [T, HV, V]. Per chunk, sequence after
+    sequence: h [chunks, HV, K, V], the state at its start."""
 
 
 def emulate_chunk(
@@ -175,36 +176,38 @@ class _Run:
         total = a.cast("cumsum", total.masked_fill(~piece.valid, 0.0))
         total = self._stage("cumsum", total[..., None], piece)[..., 0]
 
-        kkt, scores = self._within_chunk(q, k, total, beta, piece)
+        k_beta = a.cast("k_beta", self._per_value_head(k) * beta)
+        kkt, scores = self._within_chunk(q, k, k_beta, total, beta, piece)
         kkt = self._stage("kkt", kkt, piece)
         k, q = self._per_value_head(k), self._per_value_head(q)
         decay = total.exp()[..., None]
         v_beta = a.cast("v_beta", v * beta)
-        k_beta = a.cast("k_beta_decay", a.cast("k_beta", k * beta) * decay)
+        k_beta = a.cast("k_beta_decay", k_beta * decay)
         w, u = self._w_and_u(kkt, k_beta, v_beta, piece)
         h, v_new = self._states(k, w, u, total, piece)
         out = a.dot("qh", q, h) * decay * x.scale + a.dot("av", scores, v_new) * x.scale
         self._put(self.output, a.cast("output", out), piece)
 
     def _within_chunk(
-        self, q: Tensor, k: Tensor, total: Tensor, beta: Tensor, piece: _Piece
+        self, q: Tensor, k: Tensor, k_beta: Tensor, total: Tensor, beta: Tensor, piece: _Piece
     ) -> tuple[Tensor, Tensor]:
         """A, strictly lower, and the output's score matrix, lower with the diagonal: [HV, P, C, C]."""
-        a = self.a
+        a, each = self.a, self._per_value_head
         both = piece.valid[:, :, None] & piece.valid[:, None, :]
         lower = torch.ones(self.size, self.size, dtype=torch.bool, device=k.device).tril()
         strict = lower.tril(-1) & both
         lower = lower & both
+        with_beta = a.precision.kkt_from == "k_beta"
         if a.precision.factored_exp:
-            up = a.cast("k_decay", self._per_value_head(k) * total.exp()[..., None])
-            down = a.cast("k_decay", self._per_value_head(k) * (-total).exp()[..., None]).mT
-            reading = a.cast("k_decay", self._per_value_head(q) * total.exp()[..., None])
-            kk, qk = a.dot("kkt", up, down), a.dot("qk", reading, down)
+            grown = total.exp()[..., None]
+            down = a.cast("k_decay", each(k) * (-total).exp()[..., None]).mT
+            kk = a.dot("kkt", a.cast("k_decay", (k_beta if with_beta else each(k)) * grown), down)
+            qk = a.dot("qk", a.cast("k_decay", each(q) * grown), down)
         else:
             decay = (total[..., :, None] - total[..., None, :]).exp()
-            kk = self._per_value_head(a.dot("kkt", k, k.mT)) * decay
-            qk = self._per_value_head(a.dot("qk", q, k.mT)) * decay
-        kk = torch.where(strict, kk * beta, 0.0)
+            kk = (a.dot("kkt", k_beta, each(k).mT) if with_beta else each(a.dot("kkt", k, k.mT))) * decay
+            qk = each(a.dot("qk", q, k.mT)) * decay
+        kk = torch.where(strict, kk if with_beta else kk * beta, 0.0)
         return a.cast("kkt", kk), a.cast("qk_decay", torch.where(lower, qk, 0.0))
 
     def _w_and_u(self, kkt: Tensor, k_beta: Tensor, v_beta: Tensor, piece: _Piece) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ numbers before anything is computed. Values are not judged here: NaN goes throug
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def checked_inputs(
                 f"{name} must be [T, HV] = [{tokens}, {hv}], not {list(x.shape)}: one value per head"
             )
     bounds = [0, tokens] if cu_seqlens is None else [int(b) for b in cu_seqlens.tolist()]
-    lengths = [b - a for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    lengths = [b - a for a, b in pairwise(bounds)]
     if not bounds or bounds[0] != 0 or bounds[-1] != tokens or any(n < 0 for n in lengths):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {tokens}, not {bounds[:4]}...{bounds[-1:]}")
     if initial_state is not None and tuple(initial_state.shape) != (len(lengths), hv, dk, dv):
@@ -94,5 +95,5 @@ def checked_inputs(
 
 
 def l2norm_of(x: Tensor) -> Tensor:
-    """x / sqrt(sum(x^2) + eps) over the last dimension, in x's dtype; multiplied by the reciprocal as FLA does."""
+    """x / sqrt(sum(x^2) + eps) over the last dimension, by the reciprocal as in FLA, in x's dtype."""
     return x * (1.0 / torch.sqrt((x * x).sum(-1, keepdim=True) + L2NORM_EPS))

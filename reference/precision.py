@@ -82,6 +82,8 @@ class Precision:
     """What everything between the casts is computed in."""
     factored_exp: bool = False
     """Decay as exp(G_i) * exp(-G_j) on the operands: overflows once -G passes 88.7 inside a chunk."""
+    kkt_from: Literal["k", "k_beta"] = "k"
+    """Operand of k k^T: k, with beta multiplied into the product, or the k_beta of the cast point."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -97,6 +99,7 @@ class Precision:
         if self.accumulate is not None:
             _check(self.accumulate, FORMATS, "accumulation format")
         _check(self.arithmetic, ("fp32", "fp64"), "arithmetic")
+        _check(self.kkt_from, ("k", "k_beta"), "operand of k k^T")
         object.__setattr__(self, "casts", MappingProxyType(dict(self.casts)))
         object.__setattr__(self, "dots", MappingProxyType(dict(self.dots)))
 
@@ -175,8 +178,8 @@ PROFILES: dict[str, Precision] = {
             "fla-0.6",
             casts=_FLA_CASTS,
             dots={**_FLA_DOTS, "solve": "tf32"},
-            source="fla-core 0.6.0: gated_delta_rule/chunk_fwd.py (fused kkt and solve at chunk size 64, merges "
-            "in SOLVE_TRIL_DOT_PRECISION: tf32 on SM80 and later), wy_fast.py, common/*.py",
+            source="fla-core 0.6.0: gated_delta_rule/chunk_fwd.py (fused kkt and solve at chunk size 64, "
+            "merges in SOLVE_TRIL_DOT_PRECISION: tf32 on SM80 and later), wy_fast.py, common/*.py",
         ),
         Precision(
             "fla-0.6-small",
@@ -189,12 +192,13 @@ PROFILES: dict[str, Precision] = {
             "fla-recurrent",
             casts={"output": "native"},
             solve="direct",
-            source="fla-core 0.4.0 and 0.6.0: gated_delta_rule/fused_recurrent.py (float32 registers, elementwise)",
+            source="fla-core 0.4.0 and 0.6.0: gated_delta_rule/fused_recurrent.py (float32 registers)",
         ),
         Precision(
             "hf-torch",
             casts={"output": "native"},
             solve="direct",
+            kkt_from="k_beta",
             source="transformers 5.24.0: models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule",
         ),
         Precision(
@@ -208,6 +212,7 @@ PROFILES: dict[str, Precision] = {
             "vllm-0.19",
             casts={**_FLA_CASTS, "k_beta": "native"},
             dots=_FLA_DOTS,
+            kkt_from="k_beta",
             source="vllm 0.19.1: model_executor/layers/fla/ops/*.py; as fla-core 0.4.0, but k * beta is "
             "cast to the dtype of k before kkt (from 0.23 it is not: profile fla-0.4)",
         ),

@@ -25,11 +25,11 @@ class Variant:
 
     name: str
     kind: Kind = "plain"
-    """`plain`: as written; `ulp`: perturbed operands; `order`: sums in another order; `both`; `chunk-size`."""
+    """`plain`: as written; `ulp`: perturbed operands; `order`: sums in another order."""
     seed: int = 0
     """Of the permutations and the perturbation; on one device the result is a function of it."""
     perturb: bool = False
-    """Move each operand of a cast by -1, 0 or +1 units of float32's last place before it is rounded."""
+    """Move some operands (inputs, and values about to be cast) by one unit of float32's last place."""
     order: Order = "natural"
     """Order in which the products of a dot are summed, over K as well as over tokens."""
     block: int | None = None

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-
 from gdncheck.reference.rounding import FORMATS, format_of, round_to
 
 
