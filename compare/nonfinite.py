@@ -54,7 +54,7 @@ def class_of(value: float) -> PlaceClass:
 def compare_masks(got: Tensor, want: Tensor) -> NonFinite:
     """Count non-finite entries per row and head. got: [R, H, ...]; want: the same shape, float64."""
     rows, heads = got.shape[:2]
-    got, want = got.reshape(rows, heads, -1), want.reshape(rows, heads, -1)
+    got, want = got.flatten(2), want.flatten(2)
     counts = torch.zeros(3, rows, heads, dtype=torch.int64, device=want.device)
     by_class = dict.fromkeys(CLASSES, 0)
     largest = float(torch.finfo(got.dtype).max) * (1 - EDGE)

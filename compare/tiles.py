@@ -114,7 +114,7 @@ def row_errors(got: Tensor, want: Tensor, *, stored: torch.dtype | None = None) 
     stored: dtype whose ulp is the floor of `clear`; got's own where None.
     """
     rows, heads = got.shape[:2]
-    got, want = got.reshape(rows, heads, -1), want.reshape(rows, heads, -1)
+    got, want = got.flatten(2), want.flatten(2)
     stored = got.dtype if stored is None else stored
     # 2 ulp: an ulp is at most 2 u |x|, and never less than the smallest subnormal step.
     relative, least = (

@@ -7,14 +7,14 @@ and the honest variants, tile by tile. The yardstick only measures; limits and v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..reference.emulation import EmulationResult, emulate_chunk
 from ..reference.emulation_recurrent import emulate_recurrent
-from ..reference.precision import Precision, precision_for
+from ..reference.precision import Precision, Solve, precision_for
 from ..reference.variants import Variant, honest_variants
 from .inputs import Inputs
 from .tiles import Pools, TileMap, pool_small, row_errors, tile_errors
@@ -24,6 +24,11 @@ VARIANTS = 8
 # averages over thousands of roundings, and three draws bound it as well as nine.
 WORK_PER_CPU_DRAW = 2e9
 FEW_VARIANTS = 2
+# The profile of a kernel that declares none: its chunk size and its inverse are unknown too, so the honest
+# error is the largest over the usual ones.
+GENERIC = "generic"
+OTHER_CHUNKS = (16, 32, 128)
+OTHER_SOLVES: tuple[Solve, ...] = ("substitution", "doubling", "direct")
 # Stands in for g = -inf: exp of it is zero in float32, and its cumsum still resolves 1e-5.
 RESET_LOG_DECAY = -200.0
 
@@ -139,13 +144,19 @@ class _Run:
 
 
 def _runs(inputs: Inputs, profile: str, chunk_size: int | None, seed: int) -> list[_Run]:
-    precision = precision_for(profile, device=inputs.device.type, chunk_size=chunk_size)
-    variants = honest_variants(_n_variants(inputs), seed)
+    device = inputs.device.type
+    precision = precision_for(profile, device=device, chunk_size=chunk_size)
+    unknown = profile == GENERIC and chunk_size is not None
+    variants = honest_variants(_n_variants(inputs), seed, OTHER_CHUNKS if unknown else ())
     runs = [_Run(inputs, precision, chunk_size, variant) for variant in (None, *variants)]
-    if profile == "generic" and inputs.v.dtype == torch.float32 and chunk_size is not None:
+    if unknown:
+        # Nothing is known of how such a kernel inverts, and on nearly parallel keys that is what it errs by.
+        runs += [_Run(inputs, replace(precision, solve=solve), chunk_size, None) for solve in OTHER_SOLVES]
+    if unknown and inputs.v.dtype == torch.float32:
         # A float32 recurrence rounds its state at every token, a chunk kernel once per chunk: both are
         # sound, and in float32 (unlike in bf16, where the operands dominate) the former errs more.
-        runs.append(_Run(inputs, precision_for("fla-recurrent", device=inputs.device.type), None, None))
+        recurrent = precision_for("fla-recurrent", device=device)
+        runs += [_Run(inputs, recurrent, None, variant) for variant in (None, *honest_variants(1, seed))]
     return runs
 
 

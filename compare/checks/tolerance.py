@@ -45,7 +45,7 @@ def check(trial: Trial, atol: float, rtol: float) -> Outcome:
 def _excess(measured: Measured, rtol: float) -> torch.Tensor:
     """[R, H] largest |error| - rtol |truth| of a row; entries that are not finite are left to `non-finite`."""
     rows, heads = measured.got.shape[:2]
-    got, want = measured.got.reshape(rows, heads, -1), measured.want.reshape(rows, heads, -1)
+    got, want = measured.got.flatten(2), measured.want.flatten(2)
     result = torch.zeros(rows, heads, dtype=torch.float64, device=want.device)
     block = max(1, BLOCK_ENTRIES // max(1, heads * got.shape[2]))
     for start in range(0, rows if got.shape[2] else 0, block):

@@ -25,8 +25,8 @@ RELATIONS: dict[str, Planner] = {
     isolation.NAME: isolation.plan,
 }
 QUICK = (causality.NAME, isolation.NAME)
-# A first call that took longer makes `auto` quick.
-SLOW_SECONDS = 2.0
+# A first call that took longer (seconds) makes `auto` quick; far above what a busy machine makes of a small case.
+SLOW_SECONDS = 20.0
 
 
 def choose(choice: Choice, info: KernelInfo, seconds: float | None) -> tuple[str, ...]:
