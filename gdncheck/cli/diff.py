@@ -5,13 +5,13 @@ The library twins are compare.diff.diff and compare.casediff.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gdncheck.cli.options import captures_option, run_options
+from gdncheck.cli.repeat import command_line
 
 
 @click.command()
@@ -67,23 +67,6 @@ def diff(
         )  # fmt: skip
     _print(report, as_json=as_json, out=out)
     return report.exit_status
-
-
-def command_line(context: click.Context) -> str:
-    """The command that repeats this run: every parameter that is not at its default."""
-    words = [context.command_path]
-    for parameter in context.command.params:
-        value = context.params.get(parameter.name or "")
-        if isinstance(parameter, click.Argument):
-            words += [str(v) for v in value or ()]
-        elif value is not None and value != () and value != parameter.get_default(context):
-            flag = max(parameter.opts, key=len)
-            if parameter.is_flag:  # type: ignore[attr-defined]
-                words.append(flag)
-            else:
-                for one in value if isinstance(value, tuple) else (value,):
-                    words += [flag, str(one)]
-    return shlex.join(words)
 
 
 def _print(report: Any, *, as_json: bool, out: str | None) -> None:
