@@ -14,6 +14,7 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor
 from .interface import KernelInfo, RunOptions
 
 ALIGNMENT = 64  # bytes: a cache line, and more than any dtype needs
+LARGE = 64 << 20  # bytes: below this it is not worth asking how much memory there is
 HEADER = struct.Struct("<QB")  # length of the payload, number of descriptors that come along
 
 
@@ -174,6 +176,9 @@ def _copy_in(memory: mmap.mmap, entry: TensorEntry, tensor: Tensor) -> None:
 
 def _memory_file(size: int) -> int:
     """A new file of `size` bytes in memory that has no name."""
+    if size > LARGE and size > _available_memory():
+        # The system would hand out pages until it kills somebody; a file in memory has no limit of its own.
+        raise MemoryError(f"no room for {size} bytes of shared memory")
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("gdncheck", os.MFD_CLOEXEC)
     else:
@@ -189,6 +194,16 @@ def _memory_file(size: int) -> int:
         os.close(descriptor)
         raise MemoryError(f"no room for {size} bytes of shared memory ({error.strerror})") from error
     return descriptor
+
+
+def _available_memory() -> int:
+    """Bytes that can still be used without pushing anything out; a large number where nobody tells."""
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return sys.maxsize
 
 
 class Channel:
