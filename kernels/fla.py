@@ -49,10 +49,8 @@ class FlaKernel:
     @classmethod
     def contract_for(cls, version: str | None, chunk_size: int = 64) -> Contract:
         """The contract of this operation at a version (data only, imports nothing of fla)."""
-        try:
-            from .contracts_fla import contract_for
-        except ImportError:
-            return Contract(kernel=f"fla.{cls.op}@{version}")
+        from .contracts_fla import contract_for
+
         return contract_for(f"fla.{cls.op}", version, chunk_size)
 
     def describe(self) -> KernelInfo:
@@ -62,6 +60,7 @@ class FlaKernel:
             self.capabilities,
             gva=self.op == "recurrent" or self.package_module.grouped_heads,
             chunk_sizes=() if self.op == "recurrent" else self.package_module.chunk_sizes,
+            profile=contract.value("precision.profile"),
             clauses=contract.clauses,
         )
         return KernelInfo(

@@ -60,17 +60,18 @@ class TransformersKernel:
     @classmethod
     def contract_for(cls, version: str | None, chunk_size: int = 64) -> Contract:
         """The contract of this function at a version (data only)."""
-        try:
-            from .contracts_fla import contract_for
-        except ImportError:
-            return Contract(kernel=f"transformers.{cls.op}@{version}")
+        from .contracts_fla import contract_for
+
         return contract_for(f"transformers.{cls.op}", version, chunk_size)
 
     def describe(self) -> KernelInfo:
         """Who this is: version, capabilities of that version, contract."""
         contract = self.contract_for(self.version)
         capabilities = msgspec.structs.replace(
-            self.capabilities, gva=self.expands_heads, clauses=contract.clauses
+            self.capabilities,
+            gva=self.expands_heads,
+            profile=contract.value("precision.profile"),
+            clauses=contract.clauses,
         )
         return KernelInfo(
             name=f"transformers.{self.op}@{self.version}",

@@ -71,6 +71,8 @@ class Launches:
         """Wrap `GridExecutor.__call__`."""
 
         def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            # Triton 3.2 lets compiler options through that no kernel has as an argument.
+            kwargs = {name: value for name, value in kwargs.items() if name in executor.arg_names}
             self._depth += 1
             try:
                 # A kernel's masked lanes divide by zero and overflow as a matter of course.
