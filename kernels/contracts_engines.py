@@ -212,6 +212,7 @@ def vllm_cpu_chunk(version: str | None) -> Contract:
         clause("inputs.dtype", "domain", "q, k, v, beta", "bfloat16", at),
         clause("dims", "domain", "K, V", "K = V = 64 or 128", at),
         clause("l2norm.place", "domain", "q, k", "in the kernel", at),
+        clause("scale", "domain", "scale", "K**-0.5, not an argument", at),
         clause("l2norm.eps", "transform", "q, k", 1e-5, f"{at}, default eps"),
         clause("beta.dtype", "transform", "beta", "bfloat16", at),
         clause("has_initial_state", "domain", "pool", "not taken: the layer zeroes a fresh slot",
@@ -230,8 +231,13 @@ def vllm_cpu_recurrent(version: str | None) -> Contract:
         clause("state.layout", "domain", "pool", "[slots, HV, K, V] float32, in place by index", at),
         clause("inputs.dtype", "domain", "q, k, v, a, b, dt_bias", "bfloat16; A_log float32", at),
         clause("gate.input", "domain", "g, beta", "made in the kernel from a, b, A_log, dt_bias", at),
+        clause(
+            "beta.logit", "transform", "beta", "bfloat16", f"{at}: beta = bfloat16(sigmoid(b)), b bfloat16"
+        ),
+        clause("scale", "domain", "scale", "K**-0.5, not an argument", at),
         clause("tokens", "domain", "cu_seqlens", "one token per sequence and call", at),
         clause("l2norm.place", "domain", "q, k", "in the kernel, float32", at),
+        clause("l2norm.eps", "transform", "q, k", 1e-5, "measured; 1e-6 does not fit"),
         clause("has_initial_state", "domain", "pool", "not taken: a new slot must hold zeros", at),
     )
     clauses = (*rule_domain(clause), *own, *relations(clause, RECURRENT_RELATIONS))

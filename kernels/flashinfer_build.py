@@ -12,13 +12,13 @@ Leaves to others: fetching and unpacking the wheel (`cache`, `keep`), loading an
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -120,7 +120,7 @@ def ffi_includes() -> list[Path]:
 def compile_commands(
     data: Path, work: Path, nvcc: str, instances: tuple[Instance, ...] = INSTANCES
 ) -> Iterator[tuple[Path, list[str]]]:
-    """(object file, command) for every source; writes the rendered sources into `work`.
+    """(source, command without -o) for every source; writes the rendered sources into `work`.
 
     data: the kept folder `flashinfer/data` of the wheel.
     """
@@ -139,8 +139,7 @@ def compile_commands(
     folders += [folder for folder in [toolkit_root(nvcc) / "include" / "cccl"] if folder.is_dir()]
     includes = [word for folder in folders for word in ("-isystem", str(folder))]
     for source in sources:
-        target = work / f"{source.stem}.o"
-        yield target, [nvcc, *NVCC_FLAGS, *includes, "-c", str(source), "-o", str(target)]
+        yield source, [nvcc, *NVCC_FLAGS, *includes, "-c", str(source)]
 
 
 def build(
@@ -148,44 +147,61 @@ def build(
 ) -> Path:
     """Compile and link; returns `library`, which appears only when complete.
 
-    report: receives one line per finished object, with its seconds.
+    A build that is ended goes on where it was: finished objects wait in a folder beside the library,
+    named by their command and source, and are removed with it once the library is linked.
+    report: receives one line per object, with its seconds.
     Raises CannotRun with the compiler's first error line.
     """
     nvcc = find_compiler()
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="gdncheck-flashinfer-") as temporary:
-        work = Path(temporary)
-        commands = list(compile_commands(data, work, nvcc))
+    work = library.with_name(f".{library.name}.objects")
+    work.mkdir(parents=True, exist_ok=True)
+    commands = list(compile_commands(data, work, nvcc))
 
-        def compile_one(item: tuple[Path, list[str]]) -> Path:
-            target, command = item
-            started = time.perf_counter()
-            run_compiler(command)
-            report(f"{target.name}: {time.perf_counter() - started:.0f} s")
+    def compile_one(item: tuple[Path, list[str]]) -> Path:
+        source, command = item
+        target = work / f"{source.stem}.{_fingerprint(source, command)}.o"
+        if target.is_file():
+            report(f"{target.name}: there already")
             return target
-
-        with ThreadPoolExecutor(jobs) as pool:
-            objects = list(pool.map(compile_one, commands))
-        linked = library.with_name(f".{library.name}.{os.getpid()}")
+        started = time.perf_counter()
+        unfinished = target.with_suffix(f".{os.getpid()}")
         try:
-            # -z lazy: 28 instances that nobody calls stay unresolved.
-            stubs = toolkit_root(nvcc) / "lib64" / "stubs"
-            command = [nvcc, "-shared", "-Xlinker", "-z", "-Xlinker", "lazy", *map(str, objects)]
-            run_compiler([*command, f"-L{stubs}", "-lcuda", "-o", str(linked)])
-            os.replace(linked, library)
+            run_compiler([*command, "-o", str(unfinished)], source.name)
+            os.replace(unfinished, target)
         finally:
-            linked.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
+        report(f"{target.name}: {time.perf_counter() - started:.0f} s")
+        return target
+
+    with ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(compile_one, commands))
+    linked = library.with_name(f".{library.name}.{os.getpid()}")
+    try:
+        # -z lazy: 28 instances that nobody calls stay unresolved.
+        stubs = toolkit_root(nvcc) / "lib64" / "stubs"
+        command = [nvcc, "-shared", "-Xlinker", "-z", "-Xlinker", "lazy", *map(str, objects)]
+        run_compiler([*command, f"-L{stubs}", "-lcuda", "-o", str(linked)], library.name)
+        os.replace(linked, library)
+    finally:
+        linked.unlink(missing_ok=True)
+    shutil.rmtree(work)
     return library
 
 
-def run_compiler(command: list[str]) -> None:
+def _fingerprint(source: Path, command: list[str]) -> str:
+    """What an object depends on: its source and how it is compiled, without the folder it lies in."""
+    text = "\0".join([source.read_text(), *command[1:-1]])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def run_compiler(command: list[str], what: str) -> None:
     """Run one compiler command; a failure is one line with the compiler's first error."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
     lines = (done.stderr or done.stdout).splitlines()
     first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
-    raise CannotRun(f"{Path(command[0]).name} failed on {Path(command[-1]).name}: {first.strip()}")
+    raise CannotRun(f"{Path(command[0]).name} failed on {what}: {first.strip()}")
 
 
 def main(argv: list[str] | None = None) -> int:
