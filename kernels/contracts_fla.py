@@ -134,7 +134,7 @@ def fla_chunk(version: str | None, chunk_size: int = 64) -> Contract:
             clause("heads.ratio", "domain", "heads", "HV is a multiple of HK", _CHUNK),
             clause("chunk_size", "domain", "chunk_size", [16, 32, 64], _FUSED),
             clause("index.width", "domain", "tokens", "int64", _CHUNK),
-            clause("context-parallel", "domain", "state", "off: with FLA_INTRACARD_CP=1 a long sequence is split",
+            clause("context-parallel", "domain", "state", "off: FLA_INTRACARD_CP=1 splits a long sequence",
                    "ops/common/backends/intracard.py; FLA_DISABLE_BACKEND_DISPATCH=1 keeps it off"),
         ]  # fmt: skip
     else:
@@ -142,7 +142,7 @@ def fla_chunk(version: str | None, chunk_size: int = 64) -> Contract:
             clause("heads.ratio", "domain", "heads", "HV = HK: heads come expanded", _CHUNK),
             clause("chunk_size", "domain", "chunk_size", [64],
                    f"{_CHUNK}: other values are swallowed; the stage functions take 16, 32 and 64"),
-            clause("index.width", "domain", "tokens", "int32 products of token, head and dim in places", _STATE),
+            clause("index.width", "domain", "tokens", "int32 products in places", _STATE),
             clause("triton", "domain", "environment", "triton < 3.9: uses block pointers", _STATE),
         ]  # fmt: skip
     relations = relation_clauses(clause, _ALWAYS, _CHUNK_ONLY)

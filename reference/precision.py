@@ -220,8 +220,8 @@ PROFILES: dict[str, Precision] = {
             "sglang-0.5",
             casts={**_FLA_CASTS, "k_beta": "fp32"},
             dots={**_FLA_DOTS, "kkt": "ieee", "solve": "tf32"},
-            source="sglang 0.5.23: kernels/ops/attention/fla/*.py; k k^T in the dtype of k and beta "
-            "multiplied in afterwards in float32, merges of the fused kkt and solve in tf32 on SM80 and later",
+            source="sglang 0.5.23: kernels/ops/attention/fla/*.py; k k^T in the dtype of k, beta "
+            "multiplied in afterwards in float32, merges of the fused kkt and solve in tf32 from SM80 on",
         ),
         Precision(
             "flashinfer-0.6",
