@@ -21,6 +21,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
@@ -62,13 +63,17 @@ def cache_root(cache_dir: Path | str | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "gdncheck"
 
 
-def version_key(version: str) -> tuple[tuple[int, int | str], ...]:
-    """Order of versions: numbers by value, and `rc1`, `dev0`, ... before the release they lead to."""
-    parts = re.findall(r"\d+|[a-z]+", version.partition("+")[0].lower())
-    key: list[tuple[int, int | str]] = [(2, int(part)) if part.isdigit() else (0, part) for part in parts]
-    while key and key[-1] == (2, 0):
-        key.pop()
-    return (*key, (1, 0))
+def version_key(version: str) -> tuple[Any, ...]:
+    """Order of versions: numbers by value, `dev`, `a`, `b`, `rc` before their release, `post` after it."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)[-_.]?([a-z]*)[-_.]?(\d*)", version.partition("+")[0].lower())
+    if match is None:
+        return ((), 0, "", 0)
+    release = [int(part) for part in match[1].split(".")]
+    while release and release[-1] == 0:
+        release.pop()
+    stage = {"": 1, "post": 2}.get(match[2], 0)
+    # "a" < "b" < "rc" as text; dev comes before them all.
+    return (tuple(release), stage, "" if match[2] == "dev" else match[2], int(match[3] or 0))
 
 
 def find(family: str, version: str | None, cache_dir: Path | str | None = None) -> Path | None:

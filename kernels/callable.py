@@ -32,6 +32,8 @@ SIGNATURE = "f(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu
 REQUIRED_KEYWORDS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
 L2NORM_EPS = 1e-6  # inside the root, as in design section 3
 SLOT_KEYWORDS = ("pool", "slot_indices", "has_initial_state")
+# Those that a function may name without a default; a call that lacks one is refused.
+KNOWN_KEYWORDS = (*SLOT_KEYWORDS, "chunk_size", "use_qk_l2norm_in_kernel", "draft", "num_accepted")
 
 
 def load_callable(spec: KernelSpec) -> CallableAdapter:
@@ -88,7 +90,8 @@ class CallableAdapter:
         self.name = name
         self.function = function
         self.capabilities = capabilities
-        self.named, self.evidence = _named_keywords(name, function), {}
+        self.named, self.demanded = _named_keywords(name, function)
+        self.evidence: dict[str, Any] = {}
 
     def describe(self) -> KernelInfo:
         contract = Contract(kernel=self.name, clauses=self.capabilities.clauses)
@@ -143,6 +146,9 @@ class CallableAdapter:
         known = {"q", "k", "v", "g", "beta", "initial_state", "cu_seqlens"}
         for name in self.named & (set(tensors) - known):
             keywords[name] = self._layout(tensors[name]) if name == "pool" else tensors[name]
+        missing = sorted(self.demanded - set(keywords))
+        if missing:
+            raise Refused(f"{self.name} needs {', '.join(missing)}, which this call has not")
         g = tensors["g"].exp() if self.capabilities.gate_space == "linear" else tensors["g"]
         returned = self.function(q, k, tensors["v"], g, tensors["beta"], **keywords)
         output, final_state = _unpack(returned)
@@ -215,20 +221,25 @@ class CallableAdapter:
         return {**outputs, "final_state": self._layout(final_state)}
 
 
-def _named_keywords(name: str, function: Callable[..., Any]) -> set[str]:
-    """Keywords that the function names. Raises BadInput where it cannot be called as SIGNATURE says."""
+def _named_keywords(name: str, function: Callable[..., Any]) -> tuple[set[str], set[str]]:
+    """Keywords that the function names, and those of them that have no default.
+
+    Raises BadInput where it cannot be called as SIGNATURE says.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return set()  # compiled code that does not tell: it gets the required ones
+        return set(), set()  # compiled code that does not tell: it gets the required ones
+    parameters = list(signature.parameters.values())
+    passed = [*REQUIRED_KEYWORDS, *(p.name for p in parameters if p.name in KNOWN_KEYWORDS)]
     try:
-        signature.bind(*"qkvgb", **dict.fromkeys(REQUIRED_KEYWORDS))
+        signature.bind(*"qkvgb", **dict.fromkeys(passed))
     except TypeError as error:
         raise BadInput(f"kernel {name}: {error}; it must take {SIGNATURE}") from error
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = list(signature.parameters.values())
     positional = [p.name for p in parameters if p.kind != inspect.Parameter.KEYWORD_ONLY][:5]
-    return {p.name for p in parameters if p.kind in kinds and p.name not in positional}
+    named = [p for p in parameters if p.kind in kinds and p.name not in positional]
+    return {p.name for p in named}, {p.name for p in named if p.default is inspect.Parameter.empty}
 
 
 def _unpack(returned: Any) -> tuple[Any, Any]:

@@ -72,13 +72,13 @@ class KernelName(msgspec.Struct, frozen=True, kw_only=True):
 def parse_name(text: str) -> KernelName:
     """Read a kernel's name. Raises BadInput on anything that is not of one of the two forms."""
     text = text.strip()
-    if match := IMPORT_PATH.fullmatch(text):
+    match = IMPORT_PATH.fullmatch(text)
+    if match and not match["module"].endswith(".py"):
         return KernelName(module=match["module"], attribute=match["attribute"])
     if not (match := REGISTERED.fullmatch(text)):
+        file, _, function = text.partition(":")
         hint = (
-            f"; for a file, give the module: {Path(text.partition(':')[0]).stem}:function"
-            if ".py" in text
-            else ""
+            f"; give the module, {Path(file).stem}:{function or 'function'}" if file.endswith(".py") else ""
         )
         raise BadInput(f"kernel name {text!r} is neither family.op[@where] nor module:function{hint}")
     family, op, where = match["family"], match["op"], match["where"]
