@@ -9,6 +9,7 @@ in float64 it is the recurrence's result only where `truth` says so. `packing` c
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,11 @@ class PieceInputs:
     counts: tuple[int, ...]
     """Sequences at each step; they sum to M."""
 
+    def steps(self) -> list[slice]:
+        """The slice of the M chunks that each step owns."""
+        ends = list(itertools.accumulate(self.counts))
+        return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
+
 
 @dataclass
 class PieceResult:
@@ -109,10 +115,12 @@ def unit_lower_inverse(A: Tensor) -> Tensor:
         blocks = flat.view(-1, n, 2 * half, n, 2 * half).diagonal(dim1=1, dim2=3).movedim(-1, 1)
         lower = blocks[..., half:, :half].reshape(-1, half, half)
         T = T.view(-1, 2, half, half)
-        doubled = T.new_zeros((T.shape[0], 2 * half, 2 * half))
+        doubled = T.new_empty((T.shape[0], 2 * half, 2 * half))
         doubled[:, :half, :half] = T[:, 0]
         doubled[:, half:, half:] = T[:, 1]
-        doubled[:, half:, :half] = torch.bmm(torch.bmm(T[:, 1], lower), T[:, 0]).neg_()
+        doubled[:, :half, half:] = 0.0
+        corner = doubled[:, half:, :half]
+        corner.baddbmm_(torch.bmm(T[:, 1], lower), T[:, 0], beta=0, alpha=-1)
         T = doubled
         half *= 2
     return T.view(*lead, C, C)
@@ -152,7 +160,7 @@ def advance_piece(x: PieceInputs, state: Tensor, scale: float) -> PieceResult:
     v_new = torch.empty_like(x.v).view(M * HV, C, V)
     values, flat_state = x.v.view(M * HV, C, V), state.view(-1, K, V)
     _pass_states(x.counts, HV, values, k_start, k_end, T_beta, state_decay, flat_state, h, v_new)
-    output = torch.bmm(P.view(M * HV, C, C), v_new).baddbmm_(q_start, h).mul_(scale)
+    output = torch.bmm(P.view(M * HV, C, C), v_new).baddbmm_(q_start, h, beta=scale, alpha=scale)
     return PieceResult(
         output.view(M, HV, C, V), h.view(M, HV, K, V), v_new.view(M, HV, C, V), A, T, from_start
     )

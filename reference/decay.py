@@ -66,10 +66,9 @@ class RunningDecay:
             coarse, fine = self.coarse.view(shape), self.fine.view(shape)
             ref = slice(half - 1, half)
             late, early = slice(half, None), slice(None, half)
-            rows = (coarse[..., late, :] - coarse[..., ref, :]) + (fine[..., late, :] - fine[..., ref, :])
-            columns = (coarse[..., ref, :] - coarse[..., early, :]) + (
-                fine[..., ref, :] - fine[..., early, :]
-            )
+            coarse, fine = coarse - coarse[..., ref, :], fine - fine[..., ref, :]
+            rows = coarse[..., late, :] + fine[..., late, :]
+            columns = (coarse[..., early, :] + fine[..., early, :]).neg_()
             rows = rows.exp_().mul_(x.reshape(shape)[..., late, :])
             columns = columns.exp_().mul_(y.reshape(shape)[..., early, :])
             blocks = products.view(*lead, C // (2 * half), 2 * half, C // (2 * half), 2 * half)

@@ -43,7 +43,8 @@ def sequence_bounds(cu_seqlens: Tensor | None, n_tokens: int) -> Tensor:
     bounds = bounds.detach().to("cpu", torch.int64)
     if int(bounds[0]) != 0 or int(bounds[-1]) != n_tokens:
         raise ValueError(
-            f"cu_seqlens runs from {int(bounds[0])} to {int(bounds[-1])}; it must run from 0 to T = {n_tokens}"
+            f"cu_seqlens runs from {int(bounds[0])} to {int(bounds[-1])}; "
+            f"it must run from 0 to T = {n_tokens}"
         )
     falls = (bounds.diff() < 0).nonzero().flatten()
     if len(falls):
@@ -130,14 +131,6 @@ class Piece:
         """The chunks' tokens lie one after the other, whole chunks first."""
         return self.rows == self.chunk_size and self.counts[0] == 1
 
-    def steps(self) -> list[slice]:
-        """The slice of the M chunks that each step owns."""
-        slices, at = [], 0
-        for count in self.counts:
-            slices.append(slice(at, at + count))
-            at += count
-        return slices
-
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Token of each row [M, rows], clamped where the row is padding, and which rows are real."""
         offset = torch.arange(self.rows)
@@ -152,8 +145,8 @@ def pieces(
     """The groups of sequences, each as its pieces in order; empty sequences are in none.
 
     chunks_that_fit(rows) is how many chunks of that many rows may be held at once. A group that is
-    short throughout takes chunks as short as its longest sequence, so that decode steps cost no padding; `fixed` keeps
-    chunk_size all the same.
+    short throughout takes chunks as short as its longest sequence, so that decode steps cost no padding;
+    `fixed` keeps chunk_size all the same.
     """
     lengths = bounds.diff()
     order = torch.argsort(lengths, descending=True, stable=True)

@@ -1,8 +1,8 @@
 """The truth: the recurrence's result at the chunk form's price.
 
-The one idea: the chunk form is taken only where a bound proves it equal to the recurrence; every other
-stretch, down to one (sequence, value head, chunk), takes the recurrence itself. See `truth` for the
-conditions and `provable` for their test.
+The one idea: the chunk form is taken wherever `chunk_domain` proves it equal to the recurrence; every
+other stretch, down to one (sequence, value head, chunk), takes the recurrence itself. A piece is first
+tried whole; only rows that fail the test are done again, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -12,31 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from .chunk import (
-    PieceInputs,
-    advance_piece,
-    check_chunk_size,
-    chunks_per_piece,
-    load_piece,
-)
-from .packing import (
-    Piece,
-    check_rule,
-    output_scale,
-    pieces,
-    scatter,
-    sequence_bounds,
-    starting_states,
-)
+from .chunk import PieceInputs, advance_piece, check_chunk_size, chunks_per_piece, load_piece
+from .chunk_domain import Magnitudes, inputs_fit, magnitudes, states_fit
+from .packing import Piece, check_rule, output_scale, pieces, scatter, sequence_bounds, starting_states
 from .recurrence import step
-
-# Magnitudes that leave every product of the chunk form below 1e300 (see `truth`).
-LARGEST_FACTOR = 1e25
-LARGEST_CONTENT = 1e100
-# How much a chunk may amplify a perturbation of its state: beyond 2 = exact reflections, rounded keys.
-LARGEST_GROWTH = math.log(16.0)
-# How far a state may stand above what its chunk writes before erasing it would cost digits.
-LARGEST_RANGE = 1e3
 
 
 def truth(
@@ -55,23 +34,9 @@ def truth(
 ) -> tuple[Tensor, Tensor]:
     """The recurrence's output and final state. Arguments, shapes and errors as `recurrence.recurrence`.
 
-    A chunk of one value head takes the chunk form if, with S its state at the start:
-
-    1. q, k, v, g, beta and S are finite, g = -inf excepted. A column of S that is NaN throughout stays
-       so for ever and touches no other: it is set aside and counts as fine.
-    2. g <= 0 and beta >= 0, and the product over the chunk of max(1, exp(g_t) |1 - beta_t |k_t|^2|) is at
-       most 16. Then no step expands a state much: beta |k|^2 <= 2 does not expand at all.
-    3. |q|, |k|, beta, scale <= 1e25 and |v|, |S| <= 1e100, entry by entry.
-    4. max|S| max|k| <= 1000 max|v|, unless the chunk's writes together erase less than a factor 1000.
-
-    Why this is enough. By 2, with B_t = exp(g_t) B_{t-1} + beta_t |k_t| |v_t| and B_0 = |S|_F, |S_t| <= 16 B_t;
-    every column of T is a run of the same recurrence, so |T_ij| <= 16 beta_i |k_i| |k_j| and the writes are
-    at most beta_t (|v_t| + 16 |k_t| B_t). With 3 all products stay below 1e300: nothing overflows, and
-    underflow is below 1e-300 of the factors. Each rounding in the chunk form is then a perturbation of one
-    write by at most some C eps of its bound, which later steps do not amplify (2): the two forms differ
-    by O(C^2 eps) B_t. 4 keeps B_t within a constant of what the chunk itself holds; without it a large
-    state that is overwritten by a small one would leave its rounding behind. Decay between tokens is
-    computed without cancellation (`decay`), and exp(g) = 0 with a finite S is a reset in both forms.
+    Chunks outside the domain of `chunk_domain` (non-finite or growing, say) take the recurrence token by
+    token, so NaN and infinity reach exactly as far as its formula takes them: a NaN at token t leaves
+    earlier tokens alone, 0 * inf is NaN, a gate of -inf resets a finite state.
 
     Memory beyond inputs and outputs is one piece (`chunk.PIECE_BYTES`), whatever T is.
     """
@@ -96,139 +61,103 @@ def truth(
 def true_piece(x: PieceInputs, state: Tensor, scale: float, piece: Piece) -> Tensor:
     """Advance `state` [n, HV, K, V] in place through one piece; returns its output [M, HV, C, V]."""
     dead = set_aside_dead_columns(x, state)
-    fit = fit_for_chunks(x, scale)
-    rows = torch.ones(state.shape[:2], dtype=torch.bool, device=state.device)
-    output = torch.empty_like(x.v)
-    if bool(fit.all(0).any()):
+    sizes = magnitudes(x)
+    fit = inputs_fit(x, sizes, scale)
+    if bool(fit.any(0).any()):
         before = state.clone()
         result = advance_piece(x, state, scale)
-        fit_here = fit & state_is_fit(x, result.h)
         output = result.output
-        rows = torch.zeros_like(rows)
-        for step_slice, count in zip(steps_of(x), x.counts, strict=True):
-            rows[:count] |= ~fit_here[step_slice]
-        if bool(rows.any()):
+        fit_here = fit & states_fit(sizes, result.h)
+        if not bool(fit_here.all()):
+            rows = torch.zeros(state.shape[:2], dtype=torch.bool, device=state.device)
+            for here, count in zip(x.steps(), x.counts, strict=True):
+                rows[:count] |= ~fit_here[here]
             state[rows] = before[rows]
-    if bool(rows.any()):
-        careful_rows(x, state, scale, piece, fit, rows, output)
+            careful_rows(x, sizes, fit, state, scale, piece, rows, output)
+    else:
+        output = torch.empty_like(x.v)
+        rows = torch.ones(state.shape[:2], dtype=torch.bool, device=state.device)
+        careful_rows(x, sizes, fit, state, scale, piece, rows, output)
     if dead is not None:
         restore_dead_columns(x, state, output, dead)
     return output
 
 
-def steps_of(x: PieceInputs) -> list[slice]:
-    """The slice of the M chunks that each step owns."""
-    ends = torch.tensor(x.counts).cumsum(0).tolist()
-    return [slice(end - count, end) for end, count in zip(ends, x.counts, strict=True)]
-
-
 def set_aside_dead_columns(x: PieceInputs, state: Tensor) -> Tensor | None:
-    """Zero, in state and v, the columns [n, HV, V] of the state that are NaN throughout; None if none."""
+    """Zero, in state and v, the columns [n, HV, V] of the state that are NaN throughout; None if none.
+
+    Column c of a state meets column c of v and of the output and no other; once it is NaN in every row,
+    S^T k and S^T q are NaN there for any k and q, so it stays so and reads so for ever.
+    """
+    if bool(state.sum().isfinite()):
+        return None
     dead = state.isnan().all(-2)
     if not bool(dead.any()):
         return None
     state.masked_fill_(dead.unsqueeze(-2), 0.0)
-    for here, count in zip(steps_of(x), x.counts, strict=True):
+    for here, count in zip(x.steps(), x.counts, strict=True):
         x.v[here].masked_fill_(dead[:count].unsqueeze(-2), 0.0)
     return dead
 
 
 def restore_dead_columns(x: PieceInputs, state: Tensor, output: Tensor, dead: Tensor) -> None:
-    """Put NaN back into the dead columns of the state and of every output (NaN * anything is NaN)."""
+    """Put NaN back into the dead columns of the state and of every output."""
     state.masked_fill_(dead.unsqueeze(-2), math.nan)
-    for here, count in zip(steps_of(x), x.counts, strict=True):
+    for here, count in zip(x.steps(), x.counts, strict=True):
         output[here].masked_fill_(dead[:count].unsqueeze(-2), math.nan)
 
 
-def per_head_norms(x: PieceInputs) -> tuple[Tensor, Tensor]:
-    """beta |k|^2 [M, HV, C] and the largest |k| of each chunk [M, HV]."""
-    shared = x.v.shape[1] // x.k.shape[1]
-    squares = x.k.square().sum(-1)
-    if shared > 1:
-        squares = squares.repeat_interleave(shared, 1)
-    return x.beta * squares, squares.amax(-1).sqrt()
-
-
-def fit_for_chunks(x: PieceInputs, scale: float) -> Tensor:
-    """Conditions 1 to 3 of `truth`, as far as the inputs decide them: [M, HV]. NaN fails every one."""
-    shared = x.v.shape[1] // x.k.shape[1]
-    strength, _ = per_head_norms(x)
-    g = x.g.amax(-1) if x.g.dim() == 4 else x.g
-    growth = (g + (strength - 1.0).clamp_min(1e-300).log()).clamp_min(0.0).sum(-1)
-    keys = (x.k.abs().amax((-1, -2)) <= LARGEST_FACTOR) & (x.q.abs().amax((-1, -2)) <= LARGEST_FACTOR)
-    fit = keys.repeat_interleave(shared, 1) & (growth <= LARGEST_GROWTH)
-    fit &= (g.amax(-1) <= 0.0) & (x.beta.amin(-1) >= 0.0) & (x.beta.amax(-1) <= LARGEST_FACTOR)
-    fit &= x.v.abs().amax((-1, -2)) <= LARGEST_CONTENT
-    return fit if abs(scale) <= LARGEST_FACTOR else torch.zeros_like(fit)
-
-
-def state_is_fit(x: PieceInputs, h: Tensor) -> Tensor:
-    """Conditions 1, 3 and 4 of `truth` on the states at the chunks' starts, h [M, HV, K, V]: [M, HV]."""
-    strength, key = per_head_norms(x)
-    largest = h.abs().amax((-1, -2))
-    content = x.v.abs().amax((-1, -2))
-    erased = (1.0 - strength).abs().log().neg_().clamp_min(0.0).sum(-1)
-    in_range = (largest * key <= LARGEST_RANGE * content) | (erased <= math.log(LARGEST_RANGE))
-    return (largest <= LARGEST_CONTENT) & in_range
-
-
 def careful_rows(
-    x: PieceInputs, state: Tensor, scale: float, piece: Piece, fit: Tensor, rows: Tensor, output: Tensor
-) -> None:
-    """Take the rows (sequence, value head) of a piece chunk by chunk, each in the form that it is fit for.
+    x: PieceInputs, sizes: Magnitudes, fit: Tensor, state: Tensor, scale: float, piece: Piece,
+    rows: Tensor, output: Tensor,
+) -> None:  # fmt: skip
+    """Take rows (sequence, value head) of a piece chunk by chunk, each in the form that it is fit for.
 
     rows: [n, HV] bool; their states are advanced in place and their outputs [M, HV, C, V] written.
     """
     sequence, head = rows.nonzero(as_tuple=True)
     key_head = head // (x.v.shape[1] // x.k.shape[1])
-    S = state[sequence, head]
-    order = sequence.tolist()  # ascending, so the rows still active at a step are a prefix
-    for here, count in zip(steps_of(x), x.counts, strict=True):
-        n = sum(1 for i in order if i < count)
+    S = state[sequence, head].unsqueeze(1)
+    order = sequence.cpu()  # ascending, so the rows still active at a step are a prefix
+    for here, count in zip(x.steps(), x.counts, strict=True):
+        n = int((order < count).sum())
         if n == 0:
             break
-        chunk, h = here.start + sequence[:n], head[:n]
-        one = PieceInputs(
-            x.q[chunk, key_head[:n]].unsqueeze(1),
-            x.k[chunk, key_head[:n]].unsqueeze(1),
-            x.v[chunk, h].unsqueeze(1),
-            x.g[chunk, h].unsqueeze(1),
-            x.beta[chunk, h].unsqueeze(1),
-            (n,),
-        )
-        lengths = piece.lengths[here.start + torch.tensor(order[:n])]
-        output[chunk, h] = careful_chunk(one, S[:n], scale, lengths, fit[chunk, h])
-    state[sequence, head] = S
+        chunk, h, hk = here.start + sequence[:n], head[:n], key_head[:n]
+        tensors = (x.q[chunk, hk], x.k[chunk, hk], x.v[chunk, h], x.g[chunk, h], x.beta[chunk, h])
+        one = PieceInputs(*(y.unsqueeze(1) for y in tensors), counts=(n,))
+        lengths = piece.lengths[here.start + order[:n]]
+        fit_now = fit[chunk, h] & states_fit(sizes.at(chunk, h), S[:n, 0])
+        output[chunk, h] = careful_chunk(one, S[:n], scale, lengths, fit_now).squeeze(1)
+    state[sequence, head] = S.squeeze(1)
 
 
-def careful_chunk(x: PieceInputs, S: Tensor, scale: float, lengths: Tensor, fit: Tensor) -> Tensor:
-    """One chunk of R rows, heads apart: the chunk form where fit, else the recurrence.
+def careful_chunk(x: PieceInputs, state: Tensor, scale: float, lengths: Tensor, fit: Tensor) -> Tensor:
+    """One chunk of R rows of one head each: the chunk form where fit, else the recurrence.
 
-    S: [R, K, V], advanced in place; lengths: [R] tokens, never rising (CPU); fit: [R] by the inputs.
-    Returns [R, C, V], zero in the padding of the recurrence's rows.
+    state: [R, 1, K, V], advanced in place; lengths: [R] tokens, never rising (CPU); fit: [R].
+    Returns [R, 1, C, V].
     """
-    states = S.unsqueeze(1)
-    dead = set_aside_dead_columns(x, states)
-    fit = fit_for_chunks(x, scale)[:, 0] if dead is not None else fit
-    fit = fit & state_is_fit(x, states)[:, 0]
+    dead = None
+    if not bool(fit.all()):
+        dead = set_aside_dead_columns(x, state)
+        if dead is not None:
+            sizes = magnitudes(x)
+            fit = (inputs_fit(x, sizes, scale) & states_fit(sizes, state))[:, 0]
     output = torch.zeros_like(x.v)
-    for which, run in ((fit, True), (~fit, False)):
-        chosen = which.nonzero().flatten()
+    for chosen, fits in ((fit.nonzero().flatten(), True), ((~fit).nonzero().flatten(), False)):
         if not len(chosen):
             continue
-        part = PieceInputs(
-            *(y[chosen] for y in (x.q, x.k, x.v, x.g, x.beta)),
-            counts=(len(chosen),),
-        )
-        own = states[chosen]
-        if run:
+        tensors = (y[chosen] for y in (x.q, x.k, x.v, x.g, x.beta))
+        part, own = PieceInputs(*tensors, counts=(len(chosen),)), state[chosen]
+        if fits:
             output[chosen] = advance_piece(part, own, scale).output
         else:
             output[chosen] = recurrent_chunk(part, own, scale, lengths[chosen.cpu()])
-        states[chosen] = own
+        state[chosen] = own
     if dead is not None:
-        restore_dead_columns(x, states, output, dead)
-    return output.squeeze(1)
+        restore_dead_columns(x, state, output, dead)
+    return output
 
 
 def recurrent_chunk(x: PieceInputs, state: Tensor, scale: float, lengths: Tensor) -> Tensor:
