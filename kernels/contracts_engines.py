@@ -75,7 +75,7 @@ def rule_domain(clause: Source, offsets: str = "int32", gate: str = "log") -> tu
 
 
 def reach(clause: Source, op: str, where: str) -> tuple[Clause, ...]:
-    """How far a non-finite value goes: a chunk kernel's tiles mix whole chunks, a recurrent kernel's do not."""
+    """How far a non-finite value goes: tiles of a chunk kernel mix whole chunks."""
     chunk = op == "chunk"
     spread = "its whole chunk and all that follow" if chunk else "later tokens of its sequence"
     gate = "finite: -inf gives NaN, as G_i - G_j is -inf minus -inf" if chunk else "-inf is a reset"

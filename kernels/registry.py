@@ -33,7 +33,14 @@ OWN_FAMILIES = {
     "fla": "gdncheck.kernels.fla",
     "transformers": "gdncheck.kernels.transformers",
     "emulation": "gdncheck.kernels.emulation",
+    "vllm": "gdncheck.kernels.vllm",
+    "vllm-cpu": "gdncheck.kernels.vllm_cpu",
+    "sglang": "gdncheck.kernels.sglang",
+    "flashinfer": "gdncheck.kernels.flashinfer",
 }
+# Families that may live in an environment of their own (`make engine-env`), because they pin other packages.
+ENGINE_FAMILIES = ("vllm-cpu",)
+ENGINE_ENVIRONMENT = ".venv-engine"
 # What `gdncheck diff` runs when no kernel is named, where installed.
 DEFAULT_FAMILIES = ("fla", "transformers")
 OPS = ("chunk", "recurrent", "verify", "conv", "conv-update", "gate", "l2norm", "norm", "core")
@@ -148,7 +155,33 @@ def installed_version(package: str | None) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return engine_version(package)
+
+
+def python_for(family: str, cached: bool = False) -> str | None:
+    """Interpreter that a family's workers run in: $GDNCHECK_PYTHON_FAMILY, or its own environment's.
+
+    cached: the version comes from the cache, which needs no environment of its own. The engine
+    environment is looked for in the current directory and beside gdncheck itself. None: the parent's.
+    """
+    named = os.environ.get(f"GDNCHECK_PYTHON_{family.upper().replace('-', '_')}")
+    if named or cached or family not in ENGINE_FAMILIES:
+        return named
+    for base in (Path.cwd(), Path(__file__).resolve().parent.parent):
+        python = base / ENGINE_ENVIRONMENT / "bin" / "python"
+        if python.exists():
+            return str(python)
+    return None
+
+
+def engine_version(package: str) -> str | None:
+    """Version of a distribution in its family's own environment, read without starting it."""
+    python = python_for(package) if package in ENGINE_FAMILIES else None
+    if python is None:
         return None
+    folders = [str(folder) for folder in Path(python).parent.parent.glob("lib/python*/site-packages")]
+    found = importlib.metadata.distributions(name=package, path=folders)
+    return next((distribution.version for distribution in found), None)
 
 
 def resolve(
@@ -180,7 +213,7 @@ def resolve(
         module=family_modules()[name.family],
         attribute=name.op,
         version=version,
-        python=os.environ.get(f"GDNCHECK_PYTHON_{name.family.upper().replace('-', '_')}"),
+        python=python_for(name.family, cached=directory is not None),
         sys_path=() if directory is None else (str(directory),),
     )
 

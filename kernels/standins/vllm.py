@@ -82,7 +82,9 @@ def next_power_of_2(n: int) -> int:
 
 def num_compute_units(device_id: int = 0) -> int:
     """Multiprocessors of a GPU; 1 where there is none."""
-    return torch.cuda.get_device_properties(device_id).multi_processor_count if torch.cuda.is_available() else 1
+    return (
+        torch.cuda.get_device_properties(device_id).multi_processor_count if torch.cuda.is_available() else 1
+    )
 
 
 def async_tensor_h2d(data: Any, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
