@@ -33,11 +33,19 @@ def _beta_dtype(inputs: Inputs, value: Any) -> Inputs:
     return msgspec.structs.replace(inputs, beta=inputs.beta.to(dtype).to(inputs.beta.dtype))
 
 
+def _beta_logit(inputs: Inputs, value: Any) -> Inputs:
+    """A kernel that makes beta itself is handed the logit, in bfloat16, that comes nearest to it."""
+    from ..kernels.layouts import beta_through_logit
+
+    return msgspec.structs.replace(inputs, beta=beta_through_logit(inputs.beta)[1])
+
+
 # Clause id -> what it does to the inputs of the truth.
 TRANSFORMS: dict[str, Callable[[Inputs, Any], Inputs]] = {
     "l2norm.eps": _l2norm_eps,
     "gate.alpha-offset": _alpha_offset,
     "beta.dtype": _beta_dtype,
+    "beta.logit": _beta_logit,
 }
 
 

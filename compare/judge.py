@@ -15,7 +15,7 @@ from .checks import tolerance as by_tolerance
 from .clauses import transforms_of
 from .nonfinite import first_place
 from .report_words import number
-from .soundness import Soundness, containment
+from .soundness import Soundness, containment, resets_promised, without_resets
 from .trial import TENSORS, Trial
 from .verdict import ContractDifference, Outcome, Place, Ruling
 
@@ -66,6 +66,11 @@ def judge(
         *(o for o in further if o.tier > 0),
     ]
     decisive = next((o for o in ordered if o.status == "fires"), None)
+    if decisive is not None and soundness.reset and not resets_promised(trial):
+        rest = without_resets(trial)
+        if all(check(rest).status != "fires" for check in CASE_CHECKS) and decisive in outcomes:
+            reason = f"{soundness.reset}, which the contract does not promise to take; there {decisive.reason}"
+            return _ruling(trial, "out-of-contract", decisive, ordered, reason)
     if decisive is not None:
         return _ruling(trial, "fail", decisive, ordered, _reason(decisive, ordered))
     decisive = next((o for o in ordered if o.status == "suspect"), None)

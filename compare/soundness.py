@@ -1,7 +1,7 @@
 """Is the input sound: judged before any kernel is, because bad input blames nobody.
 
 The idea: a non-finite number is named first (tensor, sequence, token), a finite one outside the domain
-with its consequence next. Either makes the verdict `out-of-contract`; what the kernel did with it (did it
+with its consequence next (`reference.domain` finds them). Either makes the verdict `out-of-contract`; what the kernel did with it (did it
 keep the damage where the mathematics keeps it) is said in the same sentence by `containment`.
 """
 
@@ -13,17 +13,18 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..reference.domain import check_domain, describe
+from ..reference.domain_place import locate
 from .checks import emulation_ratio
 from .inputs import Inputs
 from .report_words import number
-from .soundness_words import locate
-from .tiles import TileMap
 from .trial import TENSORS, Trial
 from .verdict import Outcome
 from .witness import Witness
 
-# Tensors in the order in which a bad one is named; token tensors first.
+# Token tensors, in the order in which the rule reads them.
 NAMED = ("q", "k", "v", "g", "beta")
+MOST_REMARKS = 3
 
 
 class Soundness(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,64 +39,62 @@ class Soundness(msgspec.Struct, frozen=True, kw_only=True):
     """tensor, sequence, token, head of the first fault."""
     remarks: tuple[str, ...] = ()
     """What is unusual but inside the domain."""
+    reset: str = ""
+    """The first g = -inf, in words: a reset to the recurrence, a NaN to kernels that subtract cumsums."""
 
 
 def soundness_of(witness: Witness) -> Soundness:
-    """Judge the inputs of a case."""
-    inputs = witness.inputs
-    return first_nonfinite_input(inputs) or Soundness(sound=True)
-
-
-def first_nonfinite_input(inputs: Inputs) -> Soundness | None:
-    """Name the earliest token whose inputs are not finite, else a state; None where all are."""
-    earliest: tuple[int, str] | None = None
-    for name in NAMED:
-        row = first_bad_row(getattr(inputs, name), allow_reset=name == "g")
-        if row is not None and (earliest is None or row < earliest[0]):
-            earliest = (row, name)
-    if earliest is not None:
-        row, name = earliest
-        sequence, token = locate(inputs.cu_seqlens, row)
-        tensor = getattr(inputs, name)
-        value = _first_bad_value(tensor[row], allow_reset=name == "g")
-        reason = (
-            f"the input is bad: {name} is {value} from token {token} of sequence {sequence} on"
-            if inputs.n_sequences > 1
-            else f"the input is bad: {name} is {value} from token {token} on"
-        )
-        return Soundness(
-            sound=False,
-            finite=False,
-            reason=reason,
-            place={"tensor": name, "sequence": sequence, "token": token},
-        )
-    if inputs.initial_state is None:
-        return None
-    row = first_bad_row(inputs.initial_state)
-    if row is None:
-        return None
-    value = _first_bad_value(inputs.initial_state[row])
-    return Soundness(
-        sound=False, finite=False, place={"tensor": "initial_state", "sequence": row, "token": None},
-        reason=f"the input is bad: initial_state of sequence {row} holds {value}",
+    """Judge the inputs of a case by the domain check."""
+    x = witness.inputs
+    findings = check_domain(
+        x.q, x.k, x.v, x.g, x.beta, cu_seqlens=x.cu_seqlens, initial_state=x.initial_state,
+        qk="raw" if x.l2norm else "normalised", scale=x.scale,
     )  # fmt: skip
+    remarks = tuple(describe(f) for f in findings if f.severity == "hint")
+    finite = all(f.kind != "non-finite" for f in findings)
+    worst = next((f for f in findings if f.severity != "hint"), None)
+    if worst is None:
+        return Soundness(sound=True, remarks=remarks[:MOST_REMARKS], reset=first_reset(x))
+    words = "the input is bad" if worst.severity == "bad-input" else "the input is outside the domain"
+    place = {"tensor": worst.tensor, "sequence": worst.sequence, "head": worst.head, "token": worst.token}
+    return Soundness(
+        sound=False, finite=finite, reason=f"{words}: {describe(worst)}", place=place, remarks=remarks[:MOST_REMARKS]
+    )
 
 
-def first_bad_row(x: Tensor, *, allow_reset: bool = False) -> int | None:
-    """First index of the leading dimension with a non-finite entry; -inf passes where it is a reset."""
-    bad = ~torch.isfinite(x)
-    if allow_reset:
-        bad &= x != -torch.inf
-    rows = bad.flatten(1).any(-1).nonzero()
-    return int(rows[0]) if len(rows) else None
+def first_reset(inputs: Inputs) -> str:
+    """`g is -Inf at token 5 of sequence 0, head 1`, or nothing."""
+    where = (inputs.g == -torch.inf).flatten(1).any(-1).nonzero()
+    if len(where) == 0:
+        return ""
+    row = int(where[0])
+    sequence, token = locate(inputs.cu_seqlens, row)
+    head = int((inputs.g[row] == -torch.inf).nonzero()[0, 0])
+    return f"g is -Inf at token {token} of sequence {sequence}, head {head}"
 
 
-def _first_bad_value(x: Tensor, *, allow_reset: bool = False) -> str:
-    bad = ~torch.isfinite(x)
-    if allow_reset:
-        bad &= x != -torch.inf
-    value = float(x[bad][0])
-    return "NaN" if value != value else ("+Inf" if value > 0 else "-Inf")
+def resets_promised(trial: Trial) -> bool:
+    """Whether the kernel's contract has g = -inf as a reset."""
+    return str(trial.info.contract.value("gate.inf", "")).startswith("-inf is a reset")
+
+
+def without_resets(trial: Trial) -> Trial:
+    """The trial with every row that a g = -inf can reach (from its chunk's start on) replaced by the truth."""
+    inputs, tiles = trial.witness.inputs, trial.witness.output_tiles(trial.reach_chunk)
+    reset = (inputs.g == -torch.inf).flatten(2).any(-1) if inputs.g.ndim == 3 else inputs.g == -torch.inf
+    in_tile = torch.zeros(tiles.n_tiles, inputs.heads, dtype=torch.int64, device=inputs.device)
+    in_tile.index_add_(0, tiles.tile_of_row, reset.long())
+    # Sequence by sequence: a tile is reached if it or an earlier one of its sequence has a reset.
+    before = in_tile.cumsum(0)
+    first_tile = torch.searchsorted(tiles.sequence, tiles.sequence)
+    started = torch.where(first_tile[:, None] > 0, before[(first_tile - 1).clamp(min=0)], 0)
+    reached = (before - started) > 0
+    rows = reached[tiles.tile_of_row]
+    states = torch.zeros(inputs.n_sequences, inputs.heads, dtype=torch.int64, device=inputs.device)
+    states.index_add_(0, tiles.sequence, in_tile)
+    output = _graft(trial.output, trial.truth[0], rows)
+    state = None if trial.state is None else _graft(trial.state, trial.truth[1], states > 0)
+    return Trial(trial.witness, trial.info, output, state)
 
 
 def containment(trial: Trial, soundness: Soundness) -> Outcome:
@@ -104,6 +103,8 @@ def containment(trial: Trial, soundness: Soundness) -> Outcome:
     Damage may fill the chunk that it starts in (masked products multiply it by zero), in the heads and
     sequences where the truth has it; everything else must be finite and right.
     """
+    if soundness.finite:
+        return _what_it_did(trial)
     allowed = {name: reach(trial, name) for name in trial.measured}
     numbers: dict[str, Any] = {}
     for name in TENSORS:
@@ -120,18 +121,16 @@ def containment(trial: Trial, soundness: Soundness) -> Outcome:
                 f"{int(tiles.sequence_of_row[row])}, head {head}{token}, where the truth is"
             )
             return Outcome(check="containment", tier=1, status="suspect", reason=reason, numbers=numbers)
-    if not soundness.finite:
-        return _rest_is_right(trial, allowed)
-    return _what_it_did(trial)
+    return _rest_is_right(trial, allowed)
 
 
 def reach(trial: Trial, name: str) -> Tensor:
     """[R, H] bool: rows that the damage may touch, from the truth's own mask, widened to chunk starts."""
     measured = trial.measured[name]
     damaged = ~torch.isfinite(measured.want.flatten(2)).all(-1)
-    tiles: TileMap = measured.tiles
-    if tiles.token_of_row is None:
+    if name == "state":
         return damaged
+    tiles = trial.witness.output_tiles(trial.reach_chunk)
     in_tile = torch.zeros(tiles.n_tiles, damaged.shape[1], dtype=torch.int64, device=damaged.device)
     in_tile.index_add_(0, tiles.tile_of_row, damaged.long())
     return damaged | (in_tile > 0)[tiles.tile_of_row]

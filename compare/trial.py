@@ -20,7 +20,7 @@ from .clauses import transforms_of
 from .nonfinite import NonFinite, compare_masks
 from .tiles import RowErrors, TileErrors, TileMap, row_errors, tile_errors, unit_roundoff
 from .witness import Pair, Witness
-from .yardstick import Yardstick
+from .yardstick import GENERIC, OTHER_CHUNKS, Yardstick
 
 TENSORS = ("output", "state")
 
@@ -68,7 +68,13 @@ class Trial:
     @property
     def profile(self) -> str:
         """Precision profile that the kernel declares; `generic` where it declares none."""
-        return self.info.capabilities.profile or "generic"
+        declared = self.info.capabilities.profile or self.info.contract.value("precision.profile")
+        return str(declared or GENERIC)
+
+    @property
+    def reach_chunk(self) -> int:
+        """Tokens over which a kernel may spread a NaN backwards: its chunk, the largest usual one if unknown."""
+        return max(OTHER_CHUNKS) if self.profile == GENERIC else self.capabilities_chunk or 1
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..capture.case import Case
 from ..kernels.contract import Clause
 from ..reference.bounds import ErrorBounds, Roundoffs, StateBounds, error_bounds, state_bounds
+from ..reference.exact import is_exact
 from ..reference.truth import truth
 from .clauses import changes_anything, under
 from .inputs import Inputs, inputs_of
@@ -58,15 +59,23 @@ class Witness:
         return self._truths[key]
 
     def output_tiles(self, chunk_size: int | None) -> TileMap:
-        size = chunk_size or DEFAULT_CHUNK
+        size = DEFAULT_CHUNK if chunk_size is None else chunk_size
         if size not in self._output_maps:
             self._output_maps[size] = map_tokens(self.inputs.cu_seqlens, size)
         return self._output_maps[size]
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether every intermediate of this case is an integer, so that there is nothing to round (tier 0)."""
-        return self.case.origin.kind == "synthetic" and self.case.origin.family in ("exact", "exact-raw")
+        """Whether every intermediate of this case is an exact integer: nothing to round (tier 0)."""
+        x = self.inputs
+        if x.g.ndim == 3:
+            return False
+        state_dtype = torch.float32 if x.initial_state is None else x.initial_state.dtype
+        report = is_exact(
+            x.q, x.k, x.v, x.g, x.beta, scale=x.scale, initial_state=x.initial_state, cu_seqlens=x.cu_seqlens,
+            state_dtype=state_dtype, l2norm=x.l2norm,
+        )  # fmt: skip
+        return report.exact
 
     @cached_property
     def state_tiles(self) -> TileMap:

@@ -17,13 +17,16 @@ from ..reference.emulation_recurrent import emulate_recurrent
 from ..reference.precision import Precision, Solve, precision_for
 from ..reference.variants import Variant, honest_variants
 from .inputs import Inputs
-from .tiles import Pools, TileMap, pool_small, row_errors, tile_errors
+from .tiles import Pools, TileMap, pool_small, row_errors, sum_over_tiles, tile_errors
 
 VARIANTS = 8
 # Multiply-adds of one emulation above which a CPU takes fewer variants: a tile of that many tokens already
 # averages over thousands of roundings, and three draws bound it as well as nine.
 WORK_PER_CPU_DRAW = 2e9
 FEW_VARIANTS = 2
+U32 = 2.0**-24
+# Roundings of a decay: of G twice (G_i - G_j), of exp, and of the product that it enters.
+DECAY_ROUNDINGS = 4.0
 # The profile of a kernel that declares none: its chunk size and its inverse are unknown too, so the honest
 # error is the largest over the usual ones.
 GENERIC = "generic"
@@ -90,7 +93,26 @@ def measure(
         scales[0].add(result.output)
         scales[1].add(result.final_state)
     assert plain_state is not None
-    return Yardstick(profile, chunk_size, scales[0].scale(), scales[1].scale(), len(runs), plain_state)
+    floors = decay_floors(inputs, *maps) if inputs.g.ndim == 2 else (None, None)
+    output, state = (s.scale(floor) for s, floor in zip(scales, floors, strict=True))
+    return Yardstick(profile, chunk_size, output, state, len(runs), plain_state)
+
+
+def decay_floors(inputs: Inputs, output: TileMap, state: TileMap) -> tuple[Tensor, Tensor]:
+    """[M, H] relative error per tile that float32 decays alone may cause, for output and state.
+
+    A cumulative log decay G is off by u32 |G|, and so is every factor exp(G) made of it, relatively: one
+    scalar for a whole row or state, which a handful of emulations may all happen to hit, and the state hands
+    it on to later chunks. A state that is decayed token by token is off by sqrt(T) u32 besides.
+    """
+    size = torch.where(inputs.g == -torch.inf, RESET_LOG_DECAY, inputs.g.double()).abs()
+    in_chunk = sum_over_tiles(size, output)
+    length = (inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]).double().sqrt()[:, None]
+    in_sequence = torch.zeros(inputs.n_sequences, inputs.heads, dtype=torch.float64, device=inputs.device)
+    index = output.sequence[:, None].expand_as(in_chunk)
+    in_sequence.scatter_reduce_(0, index, in_chunk, "amax")
+    floor = U32 * (DECAY_ROUNDINGS * (1 + in_sequence) + length)
+    return floor[output.sequence], floor
 
 
 class _Growing:
@@ -117,9 +139,15 @@ class _Growing:
         self.row_peak = torch.maximum(self.row_peak, rows.peak)
         self.blown |= ~torch.isfinite(result.flatten(2)).all(-1)
 
-    def scale(self) -> Scale:
+    def scale(self, relative_floor: Tensor | None) -> Scale:
+        """relative_floor: [M, H] error of a tile, relative to its truth's RMS, that is honest in any case."""
         row_rms = (self.row_square / max(1, self.entries)).sqrt()
-        return Scale(self.tiles, self.pools, self.rms, self.peak, row_rms, self.row_peak, self.blown)
+        rms, peak = self.rms, self.peak
+        if relative_floor is not None:
+            truth = tile_errors(row_errors(self.truth, self.truth), self.tiles)
+            least = self.pools.rms(relative_floor * truth.truth_rms, truth.entries)
+            rms, peak = torch.maximum(rms, least), torch.maximum(peak, least)
+        return Scale(self.tiles, self.pools, rms, peak, row_rms, self.row_peak, self.blown)
 
 
 class _Run:

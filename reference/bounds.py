@@ -20,6 +20,10 @@ UNIT_KEY_SLACK = 2.0**-7
 # The model's constant: an inner product of length K errs by at most c sqrt(K) u times its magnitude with
 # probability 1 - 2 exp(-c^2 / 2); 6 makes that 3e-8 per product.
 PROBABILISTIC_C = 6.0
+# Roundings of a decay factor: of G twice (in G_i - G_j), of exp, of the product that it enters.
+DECAY_ROUNDINGS = 4.0
+# The longest stretch of tokens over which kernels sum log decays: the largest usual chunk.
+DECAY_STRETCH = 128
 
 
 def scan(decay: Tensor, gain: Tensor, start: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -96,6 +100,21 @@ class ErrorBounds:
     """[T, HV] bound on the norm of an output row's error."""
 
 
+def _chunk_decay(log_decay: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """[T, H] largest sum of |g| over a stretch of DECAY_STRETCH tokens of the sequence; -inf counts as 200."""
+    size = torch.where(log_decay == -torch.inf, -200.0, log_decay).abs()
+    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+    of_row = torch.repeat_interleave(torch.arange(len(lengths), device=size.device), lengths)
+    token = torch.arange(len(of_row), device=size.device) - cu_seqlens[:-1][of_row]
+    stretches = (lengths + DECAY_STRETCH - 1) // DECAY_STRETCH
+    stretch = (stretches.cumsum(0) - stretches)[of_row] + token // DECAY_STRETCH
+    sums = size.new_zeros(int(stretches.sum()), size.shape[1]).index_add_(0, stretch, size)
+    largest = size.new_zeros(len(lengths), size.shape[1])
+    index = torch.repeat_interleave(torch.arange(len(lengths), device=size.device), stretches)
+    largest.scatter_reduce_(0, index[:, None].expand_as(sums), sums, "amax")
+    return largest[of_row]
+
+
 @dataclass(frozen=True)
 class _Norms:
     q: Tensor
@@ -168,6 +187,8 @@ def error_bounds(
     write = size.beta.abs() * size.k
     bound = scan(size.decay, write * size.v, size.start, cu_seqlens)
     residual = size.v + size.k * bound
+    # A cumulative log decay G, kept in float32, is off by u |G|; so is every factor exp(G), relatively.
+    decays = DECAY_ROUNDINGS * roundoffs.accumulate * _chunk_decay(size.decay.log(), cu_seqlens)
     spread = PROBABILISTIC_C * q.shape[-1] ** 0.5 * roundoffs.accumulate
     # A raw key is normalised by the kernel and rounded: one more operand rounding.
     operand = roundoffs.operand * (2.0 if l2norm else 1.0)
@@ -176,11 +197,12 @@ def error_bounds(
         + spread * write * residual
         + operand * (bound / 2 + 3 * write * residual)
         + roundoffs.stored_state * bound
+        + decays * (bound + write * residual)
     )
     start = torch.zeros_like(size.start) + (roundoffs.state + roundoffs.stored_state) * size.start
     error = scan(size.decay, step, start, cu_seqlens)
     # What passes through one chunk's products before it cancels: every write, not only what is left.
     written = scan(size.decay, write * residual, size.start, cu_seqlens)
     reads = abs(scale) * size.q
-    output = reads * (error + (4 * operand + spread) * (bound + written) + 2 * roundoffs.output * bound)
+    output = reads * (error + (4 * operand + spread + decays) * (bound + written) + 2 * roundoffs.output * bound)
     return ErrorBounds(final=last_of_each(error, start, cu_seqlens), output=output)

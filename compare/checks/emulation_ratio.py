@@ -3,8 +3,8 @@
 Statement. R = err(kernel against truth) / D per tile, D the largest error of the emulation over
 round-to-nearest and the honest variants (numerics.md, tier 3). A sound kernel has R_rms <= 1.5 and
 R_max <= 5; with few entries or few tokens in a tile the limits widen as a chi distribution does.
-Fires on: a tile (or a head's pooled small tiles) above a limit by more than the floor: half an ulp RMS,
-2 ulp for a single entry, of the truth in the dtype that the kernel stores.
+Fires on: a tile (or a head's pooled small tiles) above a limit by more than the floor: half an ulp RMS (and
+2 ulp of float32), 2 ulp for a single entry, of the truth in the dtype that the kernel stores.
 Silent on: error that the precision explains. Non-finite entries are `non-finite`'s subject.
 """
 
@@ -22,7 +22,7 @@ from ..report_words import number, where
 from ..tiles import unit_roundoff
 from ..trial import TENSORS, Measured, Trial
 from ..verdict import Outcome, Place
-from ..yardstick import Scale
+from ..yardstick import U32, Scale
 
 NAME, TIER = "emulation-ratio", 3
 # Ascend's operator standard; honest bf16 variants reach 1.05 (RMS, p99) and 1.34 (max, p99).
@@ -65,7 +65,8 @@ def ratios(measured: Measured, scale: Scale) -> Ratios:
     tiles, pools = measured.by_tile, scale.pools
     rms = pools.rms(tiles.rms, tiles.entries)
     peak, clear = pools.peak(tiles.peak), pools.peak(tiles.clear)
-    floor = unit_roundoff(measured.got.dtype) * pools.rms(tiles.truth_rms, tiles.entries)
+    stored = unit_roundoff(measured.got.dtype)
+    floor = max(stored, 4 * U32) * pools.rms(tiles.truth_rms, tiles.entries)
     sizes = list(zip(pools.rows.tolist(), pools.entries.tolist(), strict=True))
     wide = torch.tensor([widening(*size) for size in sizes], dtype=torch.float64, device=rms.device)[:, None]
     over_rms, over_peak = _ratio(rms, scale.rms), _ratio(clear, scale.peak)

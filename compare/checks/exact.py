@@ -14,13 +14,10 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import Promise
-from ..inputs import Inputs
+from ...reference.exact_decode import decode_exact
 from ..nonfinite import place_of_row
-from ..report_words import where
-from ..tiles import TileMap
-from ..trial import TENSORS, Trial
+from ..trial import TENSORS, Measured, Trial
 from ..verdict import Outcome
-from .exact_words import reading_of
 
 NAME, TIER = "exact", 0
 
@@ -34,20 +31,21 @@ def check(trial: Trial) -> Outcome:
 
 def compare_exactly(trial: Trial, name: str, promise: Promise) -> Outcome:
     """Compare both tensors with an exact truth; the first wrong row in packed order decides."""
-    inputs = trial.witness.inputs
-    units = {"output": abs(inputs.scale), "state": 1.0}
+    units = {"output": abs(trial.witness.inputs.scale), "state": 1.0}
     inexact = 0
     for tensor in TENSORS:
         measured = trial.measured.get(tensor)
         if measured is None:
             continue
-        differs = measured.got.double() != measured.want
-        wrong = (measured.got.double() - measured.want).abs() >= units[tensor] / 2
+        got = measured.got.double()
+        # l2norm's eps leaves 1e-15 in the float64 truth; the exact value is what a dtype stores of it.
+        want = measured.want.to(measured.got.dtype).double()
+        differs = got != want
         # NaN is no integer.
-        wrong |= ~torch.isfinite(measured.got)
+        wrong = ~((got - want).abs() < units[tensor] / 2)
         decisive = differs if promise == "promised" else wrong
         if bool(decisive.any()):
-            return _fires(trial, name, tensor, measured.got, measured.want, decisive, measured.tiles, inputs)
+            return _fires(trial, name, measured, want, decisive)
         inexact += int(differs.sum())
     if inexact:
         reason = f"{inexact} entries are off by less than half a unit (exactness is {promise})"
@@ -55,27 +53,23 @@ def compare_exactly(trial: Trial, name: str, promise: Promise) -> Outcome:
     return Outcome(check=name, tier=TIER, status="ok", reason="every bit agrees with the truth")
 
 
-def _fires(
-    trial: Trial,
-    name: str,
-    tensor: str,
-    got: Tensor,
-    want: Tensor,
-    wrong: Tensor,
-    tiles: TileMap,
-    inputs: Inputs,
-) -> Outcome:
+def _fires(trial: Trial, name: str, measured: Measured, want: Tensor, wrong: Tensor) -> Outcome:
     rows = wrong.flatten(2).any(-1)
     row, head = rows.nonzero()[0].tolist()
-    at = wrong[row, head].flatten().nonzero()[0]
-    place = place_of_row(tiles, row, head, "wrong")
-    value, right = float(got[row, head].flatten()[at]), float(want[row, head].flatten()[at])
-    reading = reading_of(inputs, tensor, row, head, got[row, head])
-    companion = "" if name == NAME else "on an exact case of the same shape, "
+    place = place_of_row(measured.tiles, row, head, "wrong")
+    # Only what is decisively wrong is read: the rest is taken as right.
+    inputs, got = trial.witness.inputs, torch.where(wrong, measured.got.double(), want)
+    reading = decode_exact(
+        got, want, v=inputs.v, cu_seqlens=inputs.cu_seqlens, scale=inputs.scale, initial_state=inputs.initial_state
+    )
+    assert reading is not None
+    prefix = "" if name == NAME else "on an exact case of the same shape, "
     return Outcome(
         check=name, tier=TIER, status="fires", place=place,
-        reason=f"{companion}{tensor} at {where(place)} is {value:g} and must be exactly {right:g}{reading} "
-        f"({int(rows.sum())} of {rows.numel()} rows are wrong)",
-        numbers={"got": value, "want": right, "wrong_rows": int(rows.sum()),
-                 "would_pass": {"atol": float((got.double() - want).abs().nan_to_num(torch.inf).max())}},
+        reason=f"{prefix}{measured.tiles.tensor} is {reading.got:g} and must be exactly {reading.want:g} "
+        f"{reading.text} ({int(rows.sum())} of {rows.numel()} rows are wrong)",
+        numbers={
+            "got": reading.got, "want": reading.want, "wrong_rows": int(rows.sum()),
+            "would_pass": {"atol": float((got - want).abs().nan_to_num(torch.inf).max())},
+        },
     )  # fmt: skip
