@@ -30,6 +30,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     poison: Literal["nan", "huge"] | None = None
     """Fill fresh allocations of the worker with this before the kernel sees them."""
     guard: bool = False
+    """Put inputs and fresh allocations between guard bands; evidence `guard_written` lists those hit."""
     extra: dict[str, Any] = {}
     """Further keywords that an adapter or a kernel by import path names."""
 

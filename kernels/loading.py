@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..capture.errors import BadInput, CannotRun
-from . import poison
+from . import allocation
 from .interface import Adapter, KernelInfo
 from .protocol import KernelSpec, Open
 from .searchpath import use_search_path
@@ -81,7 +81,7 @@ def load(request: Open) -> tuple[Adapter, KernelInfo, Device]:
     spec = request.kernel
     use_search_path(spec.sys_path, request.search_path)
     os.environ.update(spec.environment)
-    poison.install()
+    allocation.install()
     if spec.by_import_path:
         device = Device(request.device, ("cpu", "cuda"))
         interpret_without_gpu(device)

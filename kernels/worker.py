@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -27,9 +26,11 @@ import torch
 from torch import Tensor
 
 from ..capture.errors import GdncheckError, Refused
-from . import poison
+from .allocation import fresh_buffers
+from .guard import Guards
 from .interface import Adapter, KernelCall
 from .loading import Device, load
+from .poison import Poison
 from .protocol import (
     Channel,
     ConnectionLost,
@@ -86,18 +87,22 @@ def run_call(adapter: Adapter, call: KernelCall, device: Device) -> tuple[Finish
     """Run one call on copies of its tensors; never raises what the kernel raises."""
     evidence: dict[str, Any] = {}
     try:
+        poison = Poison(call.options.poison) if call.options.poison else None
+        guards = Guards() if call.options.guard else None
         own = {name: device.own(tensor) for name, tensor in call.tensors.items()}
+        if guards is not None:
+            own = {name: guards.guarded(f"input {name}", tensor) for name, tensor in own.items()}
         given = msgspec.structs.replace(call, tensors=dict(own))
-        kind = call.options.poison
-        with torch.no_grad(), poison.poisoned(kind) if kind else nullcontext() as count:
+        # Guards first: they copy a buffer, and the copy is what is to be poisoned.
+        with torch.no_grad(), fresh_buffers([h for h in (guards, poison) if h is not None]):
             device.synchronize()
             started = time.perf_counter()
             outputs = adapter.run(given)
             device.synchronize()
             seconds = time.perf_counter() - started
-        if count is not None:
-            evidence.update(count.evidence())
-        evidence.update(getattr(adapter, "evidence", {}))
+        for handler in (poison, guards):
+            evidence |= handler.evidence() if handler is not None else {}
+        evidence |= getattr(adapter, "evidence", {})
         written = [name for name, tensor in own.items() if not _same_bytes(tensor, call.tensors[name])]
         if written:
             evidence["inputs_written"] = written

@@ -79,6 +79,7 @@ def test_a_crash_takes_other_results_along_or_is_not_named(echo, fault, name):
     assert result.outputs == {}
 
 
+@pytest.mark.slow
 def test_an_exit_of_the_process_is_taken_for_a_result(echo):
     result = survives(echo, "exit")
     assert (result.status, "status 7" in result.message) == ("crash", True)
@@ -143,6 +144,18 @@ def test_fresh_memory_is_not_poisoned_when_asked(echo, kind, holds):
     assert poisoned.evidence["poisoned_bytes"] == 6 * 2 * 3 * 2 + 2 * 2 * 4 * 3 * 4
     assert torch.equal(sound.outputs["output"], tensors()["v"])
     assert "poison" not in clean.evidence
+
+
+def test_a_write_or_a_read_past_the_end_goes_unseen(echo):
+    guarded = RunOptions(guard=True, extra={"fault": "overruns"})
+    sound = RunOptions(guard=True, extra={"fault": "count"})
+    faulty, clean = echo.run([KernelCall(tensors=tensors(), options=options) for options in (guarded, sound)])
+    assert (faulty.status, clean.status) == ("ok", "ok"), faulty.message
+    found = {(hit["buffer"], hit["side"], hit["bytes"]) for hit in faulty.evidence["guard_written"]}
+    assert found == {("fresh buffer 7 (bfloat16 6x2x3)", "after", 6), ("input beta", "before", 2)}
+    assert clean.evidence["guard_written"] == []
+    assert clean.evidence["guarded_buffers"] == 7
+    assert torch.equal(faulty.outputs["output"], tensors()["v"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

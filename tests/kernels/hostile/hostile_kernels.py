@@ -61,6 +61,12 @@ def echo(
             beta[0, 0] = 7
         case "reads fresh memory":
             return torch.empty_like(v), torch.empty(state.shape)
+        case "overruns":
+            output = torch.empty_like(v)
+            output.copy_(v)
+            torch.as_strided(output, (1,), (1,), output.storage_offset() + output.numel() + 2).fill_(1)
+            torch.as_strided(beta, (1,), (1,), beta.storage_offset() - 1).fill_(1)
+            return output, state
         case "large":
             return v, torch.arange(state.numel(), dtype=torch.float32).reshape(state.shape)
         case "count":
