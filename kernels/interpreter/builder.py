@@ -45,7 +45,7 @@ def install(interpreter: Any) -> None:
 
     _install_casts(interpreter, builder, is_bf16)
     _install_elementwise(builder, handle_type, (tl.int1, tl.float32), is_bf16, widened, rounded)
-    _install_products(builder, handle_type, bf16, is_bf16, widened, rounded)
+    _install_products(builder, handle_type, is_bf16, widened, rounded)
     _install_reductions(interpreter, is_bf16, rounded)
     builder.get_bf16 = lambda self, value: rounded(np.array([value], dtype=np.float32))
     builder._gdncheck_bfloat16 = True
@@ -128,10 +128,8 @@ def _install_elementwise(
     builder.create_erf, builder.create_rsqrt = through_float32(stock_erf), through_float32(stock_rsqrt)
 
 
-def _install_products(
-    builder: Any, handle_type: Any, bf16: Any, is_bf16: Any, widened: Any, rounded: Any
-) -> None:
-    """create_fma and create_dot: operands exact in float32, the result rounded where it is bfloat16."""
+def _install_products(builder: Any, handle_type: Any, is_bf16: Any, widened: Any, rounded: Any) -> None:
+    """create_fma and create_dot: operands exact in float32, an fma's result rounded where it is bfloat16."""
     stock_fma, stock_dot = builder.create_fma, builder.create_dot
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
@@ -142,16 +140,16 @@ def _install_products(
         return rounded(result) if is_bf16(z) else handle_type(result, z.dtype.scalar)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        if not (is_bf16(a) or is_bf16(b) or is_bf16(d)):
+        if not (is_bf16(a) or is_bf16(b)):
             return stock_dot(self, a, b, d, *rest)
-        product = np.matmul(widened(a), widened(b)) + widened(d)
-        return rounded(product) if is_bf16(d) else handle_type(product, d.dtype.scalar)
+        # The accumulator is float32: Triton refuses a bfloat16 one.
+        return handle_type(np.matmul(widened(a), widened(b)) + d.data, d.dtype.scalar)
 
     builder.create_fma, builder.create_dot = create_fma, create_dot
 
 
 def _install_reductions(interpreter: Any, is_bf16: Any, rounded: Any) -> None:
-    """ReduceOps and ScanOps on bfloat16 data: tl.sum widens first, a bare tl.reduce does not."""
+    """ReduceOps and ScanOps on bfloat16 data: in float32, rounded once (compiled code rounds every pair)."""
     tl, handle_type = interpreter.tl, interpreter.TensorHandle
 
     def wrap(owner: Any, name: str) -> None:
