@@ -25,7 +25,7 @@ def file_name(layer: int, call: int) -> str:
 def cases_of_layer(captures: Path | str, layer: int) -> list[Path]:
     """Files of one layer in call order.
 
-    Raises BadInput where the layer is no GDN layer of the captured model, CannotRun where it was not captured.
+    Raises BadInput where the layer is no GDN layer of the model, CannotRun where it was not captured.
     """
     files = _files(captures)
     found = sorted((call, path) for (number, call), path in files.items() if number == layer)
