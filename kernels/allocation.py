@@ -42,8 +42,9 @@ def uninstall() -> None:
     for owner, names in ALLOCATORS:
         for name in names:
             wrapper = getattr(owner, name, None)
-            if hasattr(wrapper, "__gdncheck_original__"):
-                setattr(owner, name, wrapper.__gdncheck_original__)
+            original = getattr(wrapper, "__gdncheck_original__", None)
+            if original is not None:
+                setattr(owner, name, original)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class Combination(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution -> versions [since, until) that it needs, all of them."""
     where: Literal["interpreter", "cuda"] | None = None
     """Where kernels run; None: anywhere."""
-    capability: tuple[str, str] | None = None
+    capability: tuple[str, str | None] | None = None
     """Compute capabilities [since, until)."""
     ptxas: Literal["older than driver", "newer than driver"] | None = None
     ptxas_until: str | None = None
@@ -122,7 +122,7 @@ def _applies(combination: Combination, facts: Mapping[str, Any], versions: Mappi
         return False
     if combination.ptxas_until is None:
         return True
-    return bool(release) and _between(release, None, combination.ptxas_until)
+    return release is not None and _between(release, None, combination.ptxas_until)
 
 
 def _against_driver(release: str | None, driver_cuda: str | None) -> str | None:

@@ -74,11 +74,12 @@ def probe() -> dict[str, Any]:
             f"importing torch and triton takes more than {PROBE_LIMIT} s here; try again"
         ) from None
     try:
-        return json.loads(child.stdout.strip().rpartition("\n")[2])
+        facts: dict[str, Any] = json.loads(child.stdout.strip().rpartition("\n")[2])
     except ValueError:
         said = [line for line in child.stderr.splitlines() if line.strip()]
         why = f": {' '.join(said[-1].split())}" if said else ""
         raise CannotRun(f"the examination ended with status {child.returncode}{why}") from None
+    return facts
 
 
 def _stopped(kernels: list[KernelStatus], combinations: list[Combination]) -> list[KernelStatus]:

@@ -102,5 +102,7 @@ def _tried(status: KernelStatus, handle: KernelHandle | GdncheckError) -> Kernel
         return msgspec.structs.replace(status, why_not=str(error))
     finally:
         handle.close()
-    interpreted = " (interpreted)" if environment.get("triton_interpreted") else ""
+    # A torch kernel whose package happens to import triton is not interpreted.
+    in_triton = environment.get("triton_interpreted") and environment.get("backend") != "torch"
+    interpreted = " (interpreted)" if in_triton else ""
     return msgspec.structs.replace(status, runs_on=f"{environment['device']}{interpreted}")

@@ -197,12 +197,13 @@ def resolve(
     if name.module is not None:
         assert name.attribute is not None
         return KernelSpec(name=str(name), module=name.module, attribute=name.attribute, by_import_path=True)
-    assert name.family is not None
-    assert name.op is not None
+    family, op = name.family, name.op
+    assert family is not None
+    assert op is not None
     adapter = adapter_class(name)
     if adapter is None and name.path is None and name.revision is None:
         # Another package's kernel: only its own module, in a worker, knows what a version means there.
-        version, directory = name.version, cache.find(name.family, name.version, cache_dir)
+        version, directory = name.version, cache.find(family, name.version, cache_dir)
     else:
         package = getattr(adapter, "package", None)
         version, directory = _locate(name, package, cache_dir, sources or {})
@@ -210,10 +211,10 @@ def resolve(
         name = msgspec.structs.replace(name, version=version)
     return KernelSpec(
         name=str(name),
-        module=family_modules()[name.family],
-        attribute=name.op,
+        module=family_modules()[family],
+        attribute=op,
         version=version,
-        python=python_for(name.family, cached=directory is not None),
+        python=python_for(family, cached=directory is not None),
         sys_path=() if directory is None else (str(directory),),
     )
 
@@ -245,12 +246,12 @@ def _locate(
         )
     if name.version == installed:
         return installed, None
-    directory = cache.find(name.family, name.version, cache_dir)
-    if directory is None:
+    cached = cache.find(name.family, name.version, cache_dir)
+    if cached is None:
         raise CannotRun(
             f"{name} is not in the cache; run: gdncheck kernels fetch {name.family}@{name.version}"
         )
-    return name.version, directory
+    return name.version, cached
 
 
 def contract_of(text: str) -> Contract:
@@ -261,8 +262,8 @@ def contract_of(text: str) -> Contract:
     adapter = adapter_class(name)
     if adapter is None:
         raise BadInput(f"{text} comes from another package; gdncheck diff prints its contract")
-    version = name.version or installed_version(adapter.package)
-    return adapter.contract_for(version)
+    contract: Contract = adapter.contract_for(name.version or installed_version(adapter.package))
+    return contract
 
 
 def default_kernels(op: str = "rule") -> list[str]:

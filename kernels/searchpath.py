@@ -67,5 +67,5 @@ def use_search_path(first: Sequence[str], last: Sequence[str]) -> None:
         if absolute not in known and absolute not in directories:
             directories.append(absolute)
     if directories:
-        sys.meta_path.append(LastResortFinder(directories, hidden))  # type: ignore[arg-type]
+        sys.meta_path.append(LastResortFinder(directories, hidden))
     importlib.invalidate_caches()

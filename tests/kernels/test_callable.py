@@ -182,9 +182,13 @@ def test_a_call_outside_the_capabilities_is_run(function, options, capabilities,
         run(function, None, capabilities, **options)
 
 
-def test_a_state_in_the_other_layout_is_taken():
-    with pytest.raises(ValueError, match=r"\[3, 4, 3, 5\], not \[3, 4, 5, 3\]"):
-        run(Recorder(torch.zeros(N, HV, V, K)))
+@pytest.mark.parametrize("wrong", [torch.zeros(N, HV, V, K), torch.zeros(2), torch.zeros(N, HV, K, V).long()])
+def test_a_wrong_state_is_kept_from_the_verdict(wrong):
+    """A kernel that returns another shape or dtype is judged, not excused as an error of ours."""
+    outputs = run(Recorder(wrong))
+    assert torch.equal(outputs["final_state"], wrong)
+    assert outputs["final_state"].dtype == wrong.dtype
+    assert run(Recorder(wrong), None, {"state_layout": "VK"})["final_state"].numel() == wrong.numel()
 
 
 @pytest.mark.parametrize(
