@@ -33,8 +33,9 @@ def scaled_rows(x: Tensor, eps: float) -> tuple[Tensor, Tensor | float]:
     half = exponent.div(2, rounding_mode="floor")
     rest = exponent - half
     one = torch.ones_like(largest)
-    down = [torch.ldexp(one, -part) for part in (half, rest)]
-    return x * down[0] * down[1], eps * (down[0] * down[1]).square()
+    first, second = (torch.ldexp(one, -part) for part in (half, rest))
+    # Factor by factor: an eps of 0 must stay 0 where the square of the whole factor overflows.
+    return x * first * second, eps * first * first * second * second
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:

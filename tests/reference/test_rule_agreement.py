@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import mpmath
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from gdncheck.reference.chunk import chunk_form
 from gdncheck.reference.recurrence import recurrence
 from gdncheck.reference.truth import truth
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 TOLERANCE = 1e-12
 
@@ -109,7 +109,10 @@ def exact_rule(case, digits=60):
         number = mpmath.mpf
         for n in range(len(bounds) - 1):
             for h in range(HV):
-                S = [[number(0 if state is None else state[n, h, i, c].item()) for c in range(V)] for i in range(K)]
+                S = [
+                    [number(0 if state is None else state[n, h, i, c].item()) for c in range(V)]
+                    for i in range(K)
+                ]
                 for t in range(int(bounds[n]), int(bounds[n + 1])):
                     key, query = ([number(y.item()) for y in x[t, h // (HV // HK)]] for x in (k, q))
                     gates = g[t, h].expand(K).tolist()
@@ -162,7 +165,9 @@ def test_l2norm_inside_differs_from_l2norm_before():
     case["k"] = case["k"] * 7
     before = {**case, "q": l2norm(case["q"], 1e-3), "k": l2norm(case["k"], 1e-3)}
     for form in (recurrence, truth):
-        assert_equal_rule(form(**case, l2norm=True, l2norm_eps=1e-3), form(**before), case["cu_seqlens"], 1e-14)
+        assert_equal_rule(
+            form(**case, l2norm=True, l2norm_eps=1e-3), form(**before), case["cu_seqlens"], 1e-14
+        )
     # An eps of zero must not turn the padding of a short chunk into NaN.
     assert_equal_rule(
         truth(**case, l2norm=True, l2norm_eps=0.0),
@@ -191,7 +196,7 @@ def test_packed_sequences_are_not_as_alone(form):
     case = random_case(lengths, 2, 2, 8, 4, seed=5)
     output, final = form(**case)
     bounds = case["cu_seqlens"].tolist()
-    for n, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for n, (a, b) in enumerate(itertools.pairwise(bounds)):
         alone = {name: case[name][a:b] for name in ("q", "k", "v", "g", "beta")}
         o, s = form(**alone, initial_state=case["initial_state"][n : n + 1])
         assert_equal_rule((o, s), (output[a:b], final[n : n + 1]), torch.tensor([0, b - a]), 1e-14)
@@ -266,14 +271,19 @@ def test_a_stage_is_not_what_its_definition_says(chunk_size):
     stages, C, bounds = result.stages, chunk_size, case["cu_seqlens"].tolist()
     assert set(stages) == {"cumsum", "kkt", "solve", "w", "u", "h", "v_new", "output"}
     chunk = 0
-    for n, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for n, (a, b) in enumerate(itertools.pairwise(bounds)):
         S = case["initial_state"][n]
         for start in range(a, b, C):
             t = slice(start, min(start + C, b))
             size = t.stop - t.start
             assert torch.allclose(stages["h"][chunk], S, rtol=0, atol=1e-12)
             for h in range(4):
-                k, q, v, beta = case["k"][t, h // 2], case["q"][t, h // 2], case["v"][t, h], case["beta"][t, h]
+                k, q, v, beta = (
+                    case["k"][t, h // 2],
+                    case["q"][t, h // 2],
+                    case["v"][t, h],
+                    case["beta"][t, h],
+                )
                 G = case["g"][t, h].cumsum(0)
                 between = (G[:, None] - G[None, :]).exp()
                 A = (beta[:, None] * (k @ k.T) * between).tril(-1)

@@ -6,17 +6,17 @@ value against the size of its tile. The recurrence itself is held against plain 
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from gdncheck.reference import truth as truth_module
 from gdncheck.reference.chunk import chunk_form
 from gdncheck.reference.recurrence import recurrence
 from gdncheck.reference.truth import truth
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 SPECIAL = {
     "q": [math.nan, math.inf, -math.inf, 1e300, 1e30, 0.0],
@@ -73,7 +73,7 @@ def assert_reaches_equally(case, chunk_size=64, tolerance=1e-11):
         # Below 1e-290 subnormal intermediates have lost their digits in either form.
         return bool(((got - expected).abs().amax(dims) <= tolerance * size.clamp_min(1e-290)).all())
 
-    for n, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for n, (a, b) in enumerate(itertools.pairwise(bounds)):
         for start in range(a, b, chunk_size):
             tile = slice(start, min(start + chunk_size, b))
             assert close(o[tile], output[tile], (0, 2))
