@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..reference.domain_place import locate
 from .errors import BadInput
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -112,16 +113,10 @@ def first_nonfinite(name: str, tensor: Tensor, cu_seqlens: Tensor | None) -> str
     index = [int(i) for i in bad.nonzero()[0]]
     value = float(tensor[tuple(index)])
     if name in PER_TOKEN and cu_seqlens is not None:
-        sequence, token = locate(index[0], cu_seqlens)
+        sequence, token = locate(cu_seqlens, index[0])
         place = f"token {token} of sequence {sequence}"
         return f"{value} at {place} (row {index[0]}, index {index[1:]})"
     return f"{value} at index {index}"
-
-
-def locate(row: int, cu_seqlens: Tensor) -> tuple[int, int]:
-    """Packed row -> (sequence, token inside it); empty sequences own no row."""
-    sequence = int((cu_seqlens <= row).sum()) - 1
-    return sequence, row - int(cu_seqlens[sequence])
 
 
 def _names(tensors: Mapping[str, Tensor], op: str) -> Iterator[str]:

@@ -187,7 +187,8 @@ def _gate(call: _Call, gate_space: str) -> Iterator[DomainFinding]:
             "a linear decay lies in [0, 1]; this looks like the log of one: hand over exp(g)",
         )  # fmt: skip
         yield from place(
-            "gate-sign", "outside", "g", g, (g > 1) & torch.isfinite(g), cu, "a decay above 1 makes the state grow"
+            "gate-sign", "outside", "g", g, (g > 1) & torch.isfinite(g), cu,
+            "a decay above 1 makes the state grow",
         )  # fmt: skip
         return
     positive = (g > 0) & torch.isfinite(g)

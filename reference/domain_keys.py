@@ -61,7 +61,7 @@ def _normalised(
             strongest = float(_strength(squared, beta)[growing].max())
             yield from place(
                 kind, "outside", name, norm, growing, cu,
-                f"{missing}; beta |k|^2 reaches {strongest:.3g}, so the chunk's inverse and rounding errors grow",
+                f"{missing}; beta |k|^2 reaches {strongest:.3g}, so the inverse and rounding errors grow",
             )  # fmt: skip
         else:
             yield from place(

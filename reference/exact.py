@@ -1,15 +1,16 @@
 """Exact cases: is every number that a chunk algorithm forms representable where it is kept?
 
-The idea: where the gates are 0 or a total reset and all else are small integers, no rounding happens anywhere,
-so a kernel must agree with the truth bit for bit. That is asserted, not assumed: each intermediate of each
-declared algorithm (substitution, blocks of 16, doubling; chunk sizes 16..128) is formed in float64 and held
-against the format it is kept in, and each dot product's partial sums against float32's 24 bits whatever the
-order of summation. What a wrong integer gives away is `exact_decode`'s business.
+The idea: where the gates are 0 or a total reset and all else are small integers, nothing is rounded anywhere,
+so a kernel must agree with the truth bit for bit. That is asserted, not assumed: each number of each
+declared algorithm (substitution, blocks of 16, doubling; chunk sizes 16..128) is formed in float64 and
+held against the format it is kept in, and each dot product's partial sums against float32's 24 bits
+whatever the order of summation. What a wrong integer gives away is `exact_decode`'s business.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ def is_exact(
         _inputs(q, k, v, g, beta, scale, initial_state, formats)
         bounds = [0, len(v)] if cu_seqlens is None else [int(b) for b in cu_seqlens]
         for size in chunk_sizes:
-            for sequence, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+            for sequence, (start, end) in enumerate(pairwise(bounds)):
                 state = None if initial_state is None else initial_state[sequence]
                 _sequence((q, k, v, g, beta), (start, end), size, scale, state, formats, sequence)
     except _Inexact as inexact:

@@ -28,9 +28,8 @@ def print_families(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     from gdncheck.capture.make import FAMILIES
 
     for name, family in FAMILIES.items():
-        click.echo(
-            f"{name}: {family.summary}\n    keys: {family.keys}\n    g: {family.gate}\n    beta: {family.beta}"
-        )
+        click.echo(f"{name}: {family.summary}")
+        click.echo(f"    keys: {family.keys}\n    g: {family.gate}\n    beta: {family.beta}")
     ctx.exit()
 
 
@@ -41,7 +40,7 @@ def print_families(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     is_eager=True,
     expose_value=False,
     callback=print_families,
-    help="Print every family with its distribution, and stop.",
+    help="Print the families with their distributions.",
 )
 @click.argument("family")
 @click.option("-o", "--output", required=True, type=click.Path(), metavar="FILE", help="Case file to write.")
