@@ -135,9 +135,8 @@ class _Run:
         self.stages: dict[str, Tensor] = {}
         if stages:
             for name, width in {**widths, "v_new": inputs.dv}.items():
-                self.stages[name] = (
-                    zeros(*shape, **kwargs) if width is None else zeros(*shape, width, **kwargs)
-                )
+                self.stages[name] = zeros(*shape, *(() if width is None else (width,)), **kwargs)
+            self.stages["output"] = self.output
             self.stages["h"] = zeros(len(self.plan), inputs.hv, inputs.dk, inputs.dv, **kwargs)
 
     def result(self) -> EmulationResult:

@@ -19,6 +19,7 @@ from .variants import PLAIN, Variant
 # One operand in so many moves by an ulp: about the noise of one more float32 rounding. Moving all of them
 # would triple a float32 kernel's error (measured) and excuse a bad one.
 _ONE_IN = 16
+_POOL = 65_537  # prime, so that no tensor's rows repeat the pool in step
 _PARTIAL_SUM = 16  # products summed before a narrow accumulator rounds: the depth of one MMA step in bf16
 
 
@@ -48,6 +49,8 @@ class Arithmetic:
         self._orders: dict[int, Tensor] = {}
         self._device = device
         self._dice = torch.Generator(device=device).manual_seed(self.variant.seed)
+        self._starts = torch.Generator().manual_seed(self.variant.seed)
+        self._pool: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """An input in the arithmetic's dtype, perturbed if the variant says so."""
@@ -98,10 +101,17 @@ class Arithmetic:
     def _perturb(self, x: Tensor) -> Tensor:
         if not self.variant.perturb:
             return x
-        dice = torch.randint(0, 2 * _ONE_IN, x.shape, device=x.device, generator=self._dice, dtype=torch.int8)
-        ulps = (dice == 0).to(x.dtype) - (dice == 1).to(x.dtype)
-        # A relative 2^-23 is one float32 ulp at the lower end of a binade and two at its upper end.
-        return x * (1 + ulps * 2.0**-23)
+        # A long pool of factors, read from a random place: drawing every factor anew would cost more than
+        # the emulation itself.
+        if self._pool is None:
+            dice = torch.randint(0, 2 * _ONE_IN, (_POOL,), device=self._device, generator=self._dice)
+            ulps = (dice == 0).to(self.dtype) - (dice == 1).to(self.dtype)
+            # A relative 2^-23 is one float32 ulp at the lower end of a binade and two at its upper end.
+            self._pool = 1 + ulps * 2.0**-23
+        start = int(torch.randint(0, _POOL, (1,), generator=self._starts))
+        turned = self._pool.roll(start)
+        factors = turned.repeat(-(-x.numel() // _POOL))[: x.numel()]
+        return x * factors.view(x.shape)
 
 
 @contextmanager

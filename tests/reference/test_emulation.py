@@ -2,16 +2,25 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 import torch
+from gdncheck.reference.emulation import STAGE_TENSORS, emulate_chunk
+from gdncheck.reference.precision import CAST_POINTS, DOTS, PROFILES, Precision, precision_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdncheck.reference.emulation import STAGE_TENSORS, emulate_chunk
-from gdncheck.reference.precision import CAST_POINTS, DOTS, PROFILES, Precision, precision_for
-
 EXACT = PROFILES["exact"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Small products: a second thread costs more than it computes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def recurrence(q, k, v, g, beta, scale, state, cu):
@@ -20,7 +29,7 @@ def recurrence(q, k, v, g, beta, scale, state, cu):
     groups = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1)
     out, state = torch.zeros_like(v), state.clone()
-    for n, (start, stop) in enumerate(zip(cu[:-1], cu[1:], strict=True)):
+    for n, (start, stop) in enumerate(pairwise(cu)):
         s = state[n]
         for t in range(start, stop):
             s = s * g[t].exp()[:, None, None]
@@ -56,11 +65,14 @@ def relative(x, y):
 lengths = st.lists(st.integers(0, 70), min_size=1, max_size=4).filter(lambda ls: sum(ls) > 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
-    lengths, st.sampled_from([1, 7, 16, 32, 64]), st.sampled_from(["substitution", "blocked", "doubling", "direct"]),
-    st.sampled_from([(1, 1), (1, 3), (2, 4)]), st.integers(0, 10**6),
-)  # fmt: skip
+    lengths,
+    st.sampled_from([1, 7, 16, 32, 64]),
+    st.sampled_from(["substitution", "blocked", "doubling", "direct"]),
+    st.sampled_from([(1, 1), (1, 3), (2, 4)]),
+    st.integers(0, 10**6),
+)
 def test_without_rounding_it_is_the_recurrence(lengths, chunk_size, solve, heads, seed):
     inputs, state, cu = make(lengths, *heads, dk=8, dv=5, seed=seed)
     out, final = recurrence(*inputs, 0.3, state, cu.tolist())
@@ -94,7 +106,7 @@ def test_float32_everywhere_is_float32_accurate():
 @pytest.mark.parametrize("profile", ["fla-0.4", "fla-0.6", "generic"])
 def test_bf16_profiles_err_as_bf16_kernels_do(profile):
     # numerics.md, tier 3: real kernels 3.7e-3 (output) and 2.8e-3 to 3.0e-3 (state) on Gaussian inputs.
-    inputs, state, cu = make([256], dk=128, dv=64, dtype=torch.bfloat16)
+    inputs, state, cu = make([192], dk=128, dv=64, dtype=torch.bfloat16)
     out, final = recurrence(*inputs, 128**-0.5, state * 0, cu.tolist())
     got = emulate_chunk(*inputs, precision=profile, cu_seqlens=cu)
     assert 2.5e-3 < relative(got.output, out) < 4.5e-3
@@ -308,7 +320,8 @@ def test_stages_are_those_of_the_float64_chunk_form():
     call = {"chunk_size": 32, "initial_state": state, "cu_seqlens": cu, "stages": True}
     true = chunk_form(*inputs, **call)
     mine = emulate_chunk(*inputs, precision=EXACT, **call)
-    for name in STAGE_TENSORS:
+    assert set(mine.stages) == set(true.stages)
+    for name in true.stages:
         assert mine.stages[name].shape == true.stages[name].shape, name
         assert relative(mine.stages[name], true.stages[name]) < 1e-12, name
 
@@ -332,7 +345,10 @@ def test_a_stage_can_be_replaced_by_tensor_or_function(stage):
         ({"q": torch.zeros(9, 1, 32)}, "q and k must share"),
         ({"v": torch.zeros(9, 2, 24)}, "v must be .* T = 10"),
         ({"g": torch.zeros(10, 2, 32)}, r"g must be \[T, HV\] = \[10, 2\]"),
-        ({"q": torch.zeros(10, 3, 32), "k": torch.zeros(10, 3, 32)}, "2 value heads cannot share 3"),
+        (
+            {"q": torch.zeros(10, 3, 32), "k": torch.zeros(10, 3, 32)},
+            "2 value heads cannot be shared among 3",
+        ),
         ({"cu_seqlens": torch.tensor([0, 6, 4, 10])}, "cu_seqlens must rise from 0 to T = 10"),
         ({"cu_seqlens": torch.tensor([0, 9])}, "cu_seqlens must rise from 0 to T = 10"),
         ({"initial_state": torch.zeros(2, 2, 32, 24)}, "initial_state must be"),
