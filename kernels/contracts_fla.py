@@ -144,6 +144,8 @@ def fla_chunk(version: str | None, chunk_size: int = 64) -> Contract:
                    f"{_CHUNK}: other values are swallowed; the stage functions take 16, 32 and 64"),
             clause("index.width", "domain", "tokens", "int32 products in places", _STATE),
             clause("triton", "domain", "environment", "triton < 3.9: uses block pointers", _STATE),
+            clause("lengths.empty", "domain", "cu_seqlens",
+                   "empty sequences only at the end: chunks number the sequences without them", _INDEX),
         ]  # fmt: skip
     relations = relation_clauses(clause, _ALWAYS, _CHUNK_ONLY)
     clauses = (*_rule_domain(clause, _CHUNK), *own, *relations, *casts_of(profile), profile_clause(profile))
@@ -204,6 +206,30 @@ def transformers_chunk(version: str | None, chunk_size: int = 64) -> Contract:
     return Contract(kernel=f"transformers.chunk@{version or TRANSFORMERS_READ}", clauses=clauses)
 
 
+def transformers_recurrent(version: str | None, chunk_size: int = 64) -> Contract:
+    """transformers.recurrent: the torch loop over tokens, float32 throughout; no chunks."""
+    where = "models/qwen3_5/modeling_qwen3_5.py: torch_recurrent_gated_delta_rule"
+    clause = Source(f"transformers {TRANSFORMERS_READ}")
+    own = (
+        clause("scale", "domain", "scale", "K**-0.5: takes no other", where),
+        clause("packing", "domain", "cu_seqlens", "one sequence length per call: takes no cu_seqlens", where),
+        clause("gate.inf", "domain", "g", "-inf is a reset: exp gives zero", where),
+        clause("nonfinite.spread", "domain", "q, k, v, state", "reaches later tokens of its sequence", where),
+        clause("heads.ratio", "domain", "heads", "HV is a multiple of HK (5.7: heads come expanded)", where),
+        clause("state.layout", "domain", "initial_state", "[N, HV, K, V]", where),
+    )
+    # Sums over K are library reductions, whose order may depend on the shapes beside them.
+    relations = relation_clauses(clause, _ALWAYS, _TORCH_ONLY, {
+        "unowned": ("promised", "every row is written"),
+        "beta-zero": ("promised", "the error is multiplied by beta: only the decay is left"),
+        "split-concat": ("observed", "the float32 state is all that a token hands to the next"),
+        "prefix-state": ("observed", "the state after a token does not depend on later ones"),
+    })  # fmt: skip
+    casts = casts_of("fla-recurrent")
+    clauses = (*_rule_domain(clause, where), *own, *relations, *casts, profile_clause("fla-recurrent"))
+    return Contract(kernel=f"transformers.recurrent@{version or TRANSFORMERS_READ}", clauses=clauses)
+
+
 def emulation_contract(op: str, profile: str) -> Contract:
     """Our own emulation under a profile: `emulation.chunk` or `emulation.recurrent`."""
     where = "reference/emulation.py" if op == "chunk" else "reference/emulation_recurrent.py"
@@ -253,6 +279,7 @@ _TABLE = {
     "fla.chunk": fla_chunk,
     "fla.recurrent": fla_recurrent,
     "transformers.chunk": transformers_chunk,
+    "transformers.recurrent": transformers_recurrent,
 }
 
 

@@ -27,6 +27,9 @@ from . import autotune
 
 UNNEEDED = ("fla.layers", "fla.models")
 OPS = "fla.ops.gated_delta_rule"
+KERNEL_MODULES = (f"{OPS}.chunk", f"{OPS}.fused_recurrent")
+FIRST_TRITON_WITHOUT_BLOCK_POINTERS = (3, 9)
+SHALLOW = ("ops", "modules")
 
 
 class FlaPackage:
@@ -102,16 +105,51 @@ def load(version: str | None = None) -> FlaPackage:
         with _alone(), warnings.catch_warnings():
             # It warns of the missing GPU, which `environment` reports.
             warnings.filterwarnings("ignore", message="Triton is not supported")
-            fla = importlib.import_module("fla")
-            for name in ("chunk", "fused_recurrent"):
-                importlib.import_module(f"{OPS}.{name}")
+            fla = _import_kernels()
     except ImportError as error:
         raise CannotRun(
             f"fla cannot be imported ({error}); pip install fla-core, or name a cached version"
         ) from error
     if version is not None and fla.__version__ != version:
         raise CannotRun(f"fla-core {version} was asked for but sys.path leads to {fla.__version__}")
+    _check_block_pointers(fla.__version__)
     return FlaPackage(fla, interpreted)
+
+
+def _check_block_pointers(version: str) -> None:
+    """Raise CannotRun where this fla uses what this Triton has no more."""
+    import triton
+
+    numbers = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2])
+    source = inspect.getsource(sys.modules[STAGE_MODULES["chunk_fwd_o"]])
+    if numbers >= FIRST_TRITON_WITHOUT_BLOCK_POINTERS and "make_block_ptr" in source:
+        raise CannotRun(
+            f"fla-core {version} uses block pointers, which triton {triton.__version__} no longer has; "
+            "use fla-core 0.6 or triton < 3.9"
+        )
+
+
+def _import_kernels() -> ModuleType:
+    """Import fla and the kernels' own modules, without those of sixty other attentions where that works."""
+    fla = importlib.import_module("fla")
+    for name in SHALLOW:
+        # A package whose __init__, which imports everything, is not run; its modules are found as ever.
+        package = ModuleType(f"fla.{name}")
+        package.__path__ = [os.path.join(directory, name) for directory in fla.__path__]
+        sys.modules[package.__name__] = package
+        setattr(fla, name, package)
+    try:
+        for module in KERNEL_MODULES:
+            importlib.import_module(module)
+    except ImportError:
+        # This version's modules take something from the packages themselves: import it all.
+        for name in [name for name in sys.modules if name.startswith("fla.") and name not in UNNEEDED]:
+            del sys.modules[name]
+        for name in SHALLOW:
+            delattr(fla, name)
+        for module in KERNEL_MODULES:
+            importlib.import_module(module)
+    return fla
 
 
 @contextmanager
