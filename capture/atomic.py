@@ -31,4 +31,5 @@ def atomic_path(target: Path | str) -> Iterator[Path]:
         reason = error.strerror or str(error)
         raise BadInput(f"{target}: cannot be written ({reason}); choose another place") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():
+            temporary.unlink()

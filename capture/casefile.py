@@ -13,6 +13,7 @@ check), and `cu_seqlens` may be missing (then: one sequence).
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from pathlib import Path
@@ -31,6 +32,7 @@ from .validate import OBSERVED, REQUIRED, check_tensors, first_nonfinite
 
 FORMAT_VERSION = 1
 METADATA_KEY = "gdncheck"
+LARGEST_HEADER = 100_000_000  # bytes; safetensors takes no longer one
 HASH_BLOCK = 1 << 26  # bytes handed to sha256 at a time
 
 
@@ -60,7 +62,10 @@ def write_case(case: Case, path: Path | str) -> Path:
     document = _document(case, _is_finite(tensors))
     document["content_hash"] = content_hash(tensors, document)
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata={METADATA_KEY: _canonical_json(document)})
+        try:
+            save_file(tensors, temporary, metadata={METADATA_KEY: _canonical_json(document)})
+        except SafetensorError as error:
+            raise BadInput(f"{path}: not written ({_one_line(error)}); choose another place") from None
     return path
 
 
@@ -217,10 +222,21 @@ def _header(document: dict[str, Any], path: Path) -> Header:
         )
     if document.get("op", "rule") not in REQUIRED:
         raise BadInput(f"{path}: op is {document['op']!r}; this gdncheck knows {', '.join(REQUIRED)}")
+    _no_misspelt(document, Header, "header", path)
+    if isinstance(document.get("options"), dict):
+        _no_misspelt(document["options"], CallOptions, "options", path)
     try:
         return msgspec.convert(document, Header)
     except msgspec.ValidationError as error:
         raise BadInput(f"{path}: header: {_one_line(error)}; write the case again") from None
+
+
+def _no_misspelt(document: dict[str, Any], kind: type[msgspec.Struct], what: str, path: Path) -> None:
+    """Further keys are carried along, but a misspelt one would silently become a default."""
+    for key in document.keys() - set(kind.__struct_fields__):
+        near = difflib.get_close_matches(key, kind.__struct_fields__, n=1, cutoff=0.75)
+        if near:
+            raise BadInput(f"{path}: {what} key {key!r} is unknown; did you mean {near[0]!r}?")
 
 
 def _check_container(path: Path) -> None:
@@ -232,7 +248,7 @@ def _check_container(path: Path) -> None:
         with path.open("rb") as file:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
-            raw = file.read(length) if len(prefix) == 8 and length <= size - 8 else None
+            raw = file.read(length) if len(prefix) == 8 and length <= min(size - 8, LARGEST_HEADER) else None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise BadInput(f"{path}: cannot be read ({reason}); check the name") from None
@@ -240,7 +256,7 @@ def _check_container(path: Path) -> None:
         raise BadInput(f"{path}: is empty (0 bytes); copy or capture it again")
     table = _table(raw)
     if table is None:
-        cut = len(prefix) == 8 and size - 8 < length < 100_000_000 and _starts_like_json(path)
+        cut = len(prefix) == 8 and size - 8 < length <= LARGEST_HEADER and _starts_like_json(path)
         what = "is cut short inside its header" if cut else "is not a safetensors file"
         raise BadInput(f"{path}: {what} ({size} bytes); copy or capture it again")
     end = 8 + length + max((t["data_offsets"][1] for t in table.values()), default=0)
