@@ -126,24 +126,25 @@ class _Run:
         self.l2norm = l2norm
         self.overrides = overrides
         self.plan = _plan(inputs.lengths, inputs.starts, chunk_size)
-        zeros = torch.zeros
-        shape, kwargs = (inputs.tokens, inputs.hv), {"dtype": arithmetic.dtype, "device": inputs.q.device}
-        self.output = zeros(*shape, inputs.dv, **kwargs)
-        self.final = zeros(len(inputs.lengths), inputs.hv, inputs.dk, inputs.dv, **kwargs)
-        self.state = zeros(inputs.hv, inputs.dk, inputs.dv, **kwargs)
-        widths = {"cumsum": None, "kkt": chunk_size, "solve": chunk_size, "w": inputs.dk, "u": inputs.dv}
+        zeros, tokens, hv, dk, dv = arithmetic.zeros, inputs.tokens, inputs.hv, inputs.dk, inputs.dv
+        self.starting: Tensor | None = None
+        self.output = zeros(tokens, hv, dv)
+        self.final = zeros(len(inputs.lengths), hv, dk, dv)
+        self.state = zeros(hv, dk, dv)
         self.stages: dict[str, Tensor] = {}
         if stages:
-            for name, width in {**widths, "v_new": inputs.dv}.items():
-                self.stages[name] = zeros(*shape, *(() if width is None else (width,)), **kwargs)
-            self.stages["output"] = self.output
-            self.stages["h"] = zeros(len(self.plan), inputs.hv, inputs.dk, inputs.dv, **kwargs)
+            widths = {"kkt": chunk_size, "solve": chunk_size, "w": dk, "u": dv, "v_new": dv}
+            self.stages = {name: zeros(tokens, hv, width) for name, width in widths.items()}
+            self.stages |= {
+                "cumsum": zeros(tokens, hv),
+                "h": zeros(len(self.plan), hv, dk, dv),
+                "output": self.output,
+            }
 
     def result(self) -> EmulationResult:
         starting = self.x.initial_state
         if starting is not None:
-            starting = self.a.cast("handover", self.a.enter(starting))
-        self.starting = starting
+            starting = self.starting = self.a.cast("handover", self.a.enter(starting))
         for n, length in enumerate(self.x.lengths):
             if length == 0 and starting is not None:
                 self.final[n] = self.a.cast("final_state", starting[n])

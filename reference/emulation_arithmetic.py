@@ -52,6 +52,9 @@ class Arithmetic:
         self._starts = torch.Generator().manual_seed(self.variant.seed)
         self._pool: Tensor | None = None
 
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self._device)
+
     def enter(self, x: Tensor) -> Tensor:
         """An input in the arithmetic's dtype, perturbed if the variant says so."""
         return self._perturb(x.to(self.dtype, memory_format=torch.contiguous_format))

@@ -51,9 +51,8 @@ def emulate_recurrent(
 
 
 def _loop(x: Inputs, a: Arithmetic, l2norm: bool) -> EmulationResult:
-    kwargs = {"dtype": a.dtype, "device": x.q.device}
-    output = torch.zeros(x.tokens, x.hv, x.dv, **kwargs)
-    state = torch.zeros(len(x.lengths), x.hv, x.dk, x.dv, **kwargs)
+    output = a.zeros(x.tokens, x.hv, x.dv)
+    state = a.zeros(len(x.lengths), x.hv, x.dk, x.dv)
     if x.initial_state is not None:
         state = a.cast("handover", a.enter(x.initial_state))
     q, k, v, beta = a.enter(x.q), a.enter(x.k), a.enter(x.v), a.cast("beta", a.enter(x.beta))

@@ -32,7 +32,8 @@ def inverse(a: Tensor, arithmetic: Arithmetic) -> Tensor:
 
 def solve_direct(a: Tensor, b: Tensor) -> Tensor:
     """(I + a)^-1 b by a triangular solve, without T (transformers' torch kernel)."""
-    return torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True)
+    solved: Tensor = torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True)
+    return solved
 
 
 def _by_substitution(a: Tensor) -> Tensor:
