@@ -26,7 +26,7 @@ from torch import Tensor
 from ..capture.errors import BadInput, CannotRun
 from . import allocation
 from .interface import Adapter, KernelInfo
-from .protocol import KernelSpec, Open
+from .protocol import KernelSpec, Open, copy_bytes
 from .searchpath import use_search_path
 
 REPORTED_PACKAGES = (
@@ -65,7 +65,11 @@ class Device:
 
     def own(self, tensor: Tensor) -> Tensor:
         """A copy that belongs to the kernel, in an allocation of its own."""
-        return tensor.to(self.name) if self.is_cuda else tensor.clone()
+        if self.is_cuda:
+            return tensor.to(self.name)
+        own = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copy_bytes(own, tensor)
+        return own
 
     def is_lost(self) -> bool:
         """Has the CUDA context taken an error that every later call would report again?"""

@@ -39,8 +39,8 @@ from .protocol import (
     Opened,
     OpenFailed,
     Run,
-    as_bytes,
     mapped_tensors,
+    same_bytes,
     share_tensors,
 )
 
@@ -103,7 +103,7 @@ def run_call(adapter: Adapter, call: KernelCall, device: Device) -> tuple[Finish
         for handler in (poison, guards):
             evidence |= handler.evidence() if handler is not None else {}
         evidence |= getattr(adapter, "evidence", {})
-        written = [name for name, tensor in own.items() if not _same_bytes(tensor, call.tensors[name])]
+        written = [name for name, tensor in own.items() if not same_bytes(tensor, call.tensors[name])]
         if written:
             evidence["inputs_written"] = written
         _check_outputs(outputs)
@@ -119,12 +119,6 @@ def run_call(adapter: Adapter, call: KernelCall, device: Device) -> tuple[Finish
         return Finished(
             status="crash" if lost else "error", message=message, evidence=evidence, lost=lost
         ), []
-
-
-def _same_bytes(tensor: Tensor, original: Tensor) -> bool:
-    if tensor.shape != original.shape or tensor.dtype != original.dtype:
-        return False  # resized in place
-    return torch.equal(as_bytes(tensor), as_bytes(original).to(tensor.device))
 
 
 def _check_outputs(outputs: Any) -> None:
