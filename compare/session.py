@@ -13,7 +13,7 @@ import msgspec
 
 from ..kernels.contract import Promise
 from ..kernels.interface import KernelCall, KernelInfo, RunResult
-from .checks import companion, shape
+from .checks import companion, shape, slots
 from .inputs import Inputs, call_of
 from .judge import judge
 from .relations.compare_runs import compare_runs
@@ -50,7 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def diff_one(runner: Runner, witness: Witness, soundness: Soundness, settings: Settings) -> DiffResult:
     """Run a kernel on a case and rule on its answer."""
     info = runner.info
-    first = runner.run([call_of(witness.case)])[0]
+    call = call_of(witness.case)
+    first = answered(call, runner.run([call])[0])
     if first.status != "ok":
         return _result(info, witness, unanswered(first), first)
     fault = shape.check(witness.inputs, first.outputs)
@@ -61,9 +62,20 @@ def diff_one(runner: Runner, witness: Witness, soundness: Soundness, settings: S
         )  # fmt: skip
         return _result(info, witness, ruling, first)
     trial = Trial(witness, info, first.outputs["output"], first.outputs["final_state"])
-    further = _further(runner, trial, soundness, settings, first.seconds) if soundness.sound else []
+    further = []
+    if soundness.sound:
+        further = [slots.check(call.tensors, first.outputs)]
+        further += _further(runner, trial, settings, first.seconds)
     ruling = judge(trial, soundness, further, tolerance=tolerance_of(settings))
     return _result(info, witness, ruling, first)
+
+
+def answered(call: KernelCall, result: RunResult) -> RunResult:
+    """A result with its final states under their name, also where the kernel left them in a pool."""
+    state = slots.final_states(call.tensors, result.outputs)
+    if state is None:
+        return result
+    return msgspec.structs.replace(result, outputs={**result.outputs, "final_state": state})
 
 
 def tolerance_of(settings: Settings) -> tuple[float, float] | None:
@@ -88,9 +100,7 @@ def _result(info: KernelInfo, witness: Witness, ruling: Ruling, first: RunResult
     )  # fmt: skip
 
 
-def _further(
-    runner: Runner, trial: Trial, soundness: Soundness, settings: Settings, seconds: float | None
-) -> list[Outcome]:
+def _further(runner: Runner, trial: Trial, settings: Settings, seconds: float | None) -> list[Outcome]:
     """Everything that needs runs of its own, in one batch."""
     names = choose(settings.relations, trial.info, seconds)
     expected = plan_relations(names, trial.witness.inputs, trial.info, seed=settings.seed)
@@ -104,7 +114,7 @@ def _further(
         calls.append(call_of(twin))
     if not calls:
         return []
-    results = runner.run(calls)
+    results = [answered(call, result) for call, result in zip(calls, runner.run(calls), strict=True)]
     outcomes = []
     if twin is not None:
         outcomes.append(companion.check(twin, trial.info, results[-1], device=trial.witness.device))

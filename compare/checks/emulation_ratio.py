@@ -2,7 +2,8 @@
 
 Statement. R = err(kernel against truth) / D per tile, D the largest error of the emulation over
 round-to-nearest and the honest variants (numerics.md, tier 3). A sound kernel has R_rms <= 1.5 and
-R_max <= 5; with few entries or few tokens in a tile the limits widen as a chi distribution does.
+R_max <= 4; with few entries or few tokens in a tile the limits widen as a chi distribution does. One row (a
+token of a head) of a sound kernel stays within 6 times the larger of its own and its tile's honest RMS.
 Fires on: a tile (or a head's pooled small tiles) above a limit by more than the floor: half an ulp RMS (and
 2 ulp of float32), 2 ulp for a single entry, of the truth in the dtype that the kernel stores.
 Silent on: error that the precision explains. Non-finite entries are `non-finite`'s subject.
@@ -19,21 +20,22 @@ from torch import Tensor
 
 from ..nonfinite import place_of_row
 from ..report_words import number, where
-from ..tiles import unit_roundoff
+from ..tiles import max_over_tiles, unit_roundoff
 from ..trial import TENSORS, Measured, Trial
 from ..verdict import Outcome, Place
 from ..yardstick import U32, Scale
 
 NAME, TIER = "emulation-ratio", 3
-# Ascend's operator standard; honest bf16 variants reach 1.05 (RMS, p99) and 1.34 (max, p99).
-RMS_LIMIT, MAX_LIMIT = 1.5, 5.0
+# Ascend's operator standard for RMS. Over 3,000 runs of honest kernels on all families (other chunk sizes,
+# orders, inverses and precisions than the yardstick's) the largest were 1.43 (RMS), 2.3 (max), 2.5 (one row).
+RMS_LIMIT, MAX_LIMIT, ROW_LIMIT = 1.5, 4.0, 6.0
 # Chance that one tile's honest error exceeds the widened limit.
 TAIL = 1e-9
 # Entries of a row share roundings (of k, beta, a dot product), so a row counts as one draw and 16 of
 # its entries as another.
 ENTRIES_PER_DRAW = 16
-# A single row is called wrong at this multiple of the honest rows' error.
-ROW_LIMIT = 4.0
+# In a tile that is wrong, a row is named from this multiple on.
+NAMED_ROW = 4.0
 
 
 @lru_cache(maxsize=4096)
@@ -54,6 +56,8 @@ class Ratios:
     rms_limit: Tensor
     """[P, 1]."""
     peak_limit: Tensor
+    row: Tensor
+    """[P, H] largest ratio of a single row."""
     bad: Tensor
     """[P, H] bool."""
     score: Tensor
@@ -70,12 +74,12 @@ def ratios(measured: Measured, scale: Scale) -> Ratios:
     sizes = list(zip(pools.rows.tolist(), pools.entries.tolist(), strict=True))
     wide = torch.tensor([widening(*size) for size in sizes], dtype=torch.float64, device=rms.device)[:, None]
     over_rms, over_peak = _ratio(rms, scale.rms), _ratio(clear, scale.peak)
-    score = torch.maximum(
-        torch.where(rms > floor, over_rms / (RMS_LIMIT * wide), 0.0), over_peak / (MAX_LIMIT * wide)
-    )
+    over_row = pools.peak(max_over_tiles(row_ratios(measured, scale), measured.tiles))
+    score = torch.where(rms > floor, over_rms / (RMS_LIMIT * wide), 0.0)
+    score = torch.maximum(score, torch.maximum(over_peak / (MAX_LIMIT * wide), over_row / ROW_LIMIT))
     return Ratios(
         rms=over_rms, peak=_ratio(peak, scale.peak), rms_limit=RMS_LIMIT * wide, peak_limit=MAX_LIMIT * wide,
-        bad=score > 1, score=score,
+        row=over_row, bad=score > 1, score=score,
     )  # fmt: skip
 
 
@@ -122,15 +126,9 @@ def _fires(trial: Trial, name: str, measured: Measured, table: Ratios, numbers: 
     tile = _worst_tile(measured, scale, pool, head)
     place = _place(measured, scale, tile, head)
     tiles = measured.by_tile
-    rms, peak = float(table.rms[pool, head]), float(table.peak[pool, head])
     n_bad, n_all = int(table.bad.sum()), table.bad.numel()
     many = f"{n_bad} of {n_all} tiles" if name == "output" else f"{n_bad} of {n_all} (sequence, head) states"
-    by_rms = rms > float(table.rms_limit[pool, 0])
-    rule = (
-        f"RMS error is {number(rms)} times the emulation's (limit {float(table.rms_limit[pool, 0]):.3g})"
-        if by_rms
-        else f"largest error is {number(peak)} times the emulation's (limit {float(table.peak_limit[pool, 0]):.3g})"
-    )
+    ratio, rule = _rule(table, pool, head)
     first = _first_bad(measured, scale, table)
     since = f"; first wrong at {where(first)}" if first is not None and first != place else ""
     error, truth = float(tiles.rms[tile, head]), float(tiles.truth_rms[tile, head])
@@ -139,10 +137,21 @@ def _fires(trial: Trial, name: str, measured: Measured, table: Ratios, numbers: 
         reason=f"{name} is wrong at {where(place)}: {rule}, relative RMS error {number(_share(error, truth))}; "
         f"{many} above the limit{since}",
         numbers={
-            **numbers, "ratio": rms if by_rms else peak, "bad_tiles": n_bad, "tiles": n_all, "tile_rms_error": error,
+            **numbers, "ratio": ratio, "bad_tiles": n_bad, "tiles": n_all, "tile_rms_error": error,
             "tile_truth_rms": truth, "would_pass": {"atol": float(tiles.peak.max()), "rms_ratio": _largest(table.rms)},
         },
     )  # fmt: skip
+
+
+def _rule(table: Ratios, pool: int, head: int) -> tuple[float, str]:
+    """The ratio that is furthest above its limit, and the rule in words."""
+    candidates = (
+        ("RMS error", float(table.rms[pool, head]), float(table.rms_limit[pool, 0])),
+        ("largest error", float(table.peak[pool, head]), float(table.peak_limit[pool, 0])),
+        ("RMS error of one row", float(table.row[pool, head]), ROW_LIMIT),
+    )
+    name, ratio, limit = max(candidates, key=lambda c: c[1] / c[2])
+    return ratio, f"{name} is {number(ratio)} times the emulation's (limit {limit:.3g})"
 
 
 def _share(error: float, truth: float) -> float:
@@ -167,17 +176,22 @@ def _worst_tile(measured: Measured, scale: Scale, pool: int, head: int) -> int:
     return int(members[error.argmax()])
 
 
-def wrong_rows(measured: Measured, scale: Scale) -> Tensor:
-    """[R, H] bool: rows that are wrong by themselves, far beyond what honest rows of the same place err."""
+def row_ratios(measured: Measured, scale: Scale) -> Tensor:
+    """[R, H] RMS error of a row over the larger of its own and its tile's honest one; 0 within the floor."""
     entries = max(1, measured.rows.entries)
     rms = (measured.rows.square / entries).sqrt()
-    floor = 2 * unit_roundoff(measured.got.dtype) * (measured.rows.truth_square / entries).sqrt()
+    truth = (measured.rows.truth_square / entries).sqrt()
+    floor = 2 * max(unit_roundoff(measured.got.dtype), 4 * U32) * truth
     # A row's honest error can be small by luck; its tile's is not.
     typical = scale.rms[scale.pools.pool_of_tile][measured.tiles.tile_of_row]
+    return torch.where(rms > floor, rms / torch.maximum(scale.row_rms, typical), 0.0)
+
+
+def wrong_rows(measured: Measured, scale: Scale) -> Tensor:
+    """[R, H] bool: rows that are wrong by themselves, far beyond what honest rows of the same place err."""
     typical_peak = scale.peak[scale.pools.pool_of_tile][measured.tiles.tile_of_row]
-    by_rms = (rms > ROW_LIMIT * torch.maximum(scale.row_rms, typical)) & (rms > floor)
     by_peak = measured.rows.clear > MAX_LIMIT * torch.maximum(scale.row_peak, typical_peak)
-    return by_rms | by_peak
+    return (row_ratios(measured, scale) > NAMED_ROW) | by_peak
 
 
 def _place(measured: Measured, scale: Scale, tile: int, head: int) -> Place:
