@@ -1,0 +1,76 @@
+"""Adapters of the engines with one conversion done wrong, chosen per call by `extra["wrong"]`.
+
+Loaded by workers only (KernelSpec.module names this file's module). Each mistake is one that a reader of
+an engine's source could make: they must show in what the adapter's tests look at.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import msgspec
+import torch
+from gdncheck.kernels import layouts
+
+
+def transposed_state(tensors, wrong_slots):
+    return tensors
+
+
+def linear_gate(tensors, wrong_slots):
+    return {**tensors, "g": -tensors["g"].exp()}
+
+
+def tiled_heads(tensors, wrong_slots):
+    """Value head h reads key head h mod HK instead of h // (HV / HK)."""
+    times = tensors["v"].shape[1] // tensors["q"].shape[1]
+    return {**tensors, "q": tensors["q"].repeat(1, times, 1), "k": tensors["k"].repeat(1, times, 1)}
+
+
+def other_eps(tensors, wrong_slots):
+    """l2norm with eps 1e-2 on rows whose norm is of that order."""
+    return {**tensors, **{name: layouts.l2norm_rounded(tensors[name], 1e-2) for name in ("q", "k")}}
+
+
+MISTAKES = {m.__name__: m for m in (transposed_state, linear_gate, tiled_heads, other_eps)}
+
+
+def with_mistakes(family: str, op: str) -> type:
+    """The family's adapter class, able to make each mistake."""
+    module = import_module(f"gdncheck.kernels.{family}")
+    right = module.KERNELS[op]
+    slot_view = module.SlotView
+
+    class Wrong(right):
+        def run(self, call):
+            name = call.options.extra.get("wrong")
+            if name is None:
+                return super().run(call)
+            options = call.options
+            if name == "other_eps":
+                options = msgspec.structs.replace(options, qk="normalised")
+            tensors = MISTAKES[name](dict(call.tensors), slot_view)
+            if name == "transposed_state":
+                module.SlotView = lambda t, *, layout, **more: slot_view(
+                    t, layout="KV" if layout == "VK" else "VK", **more
+                )
+            try:
+                return super().run(msgspec.structs.replace(call, tensors=tensors, options=options))
+            finally:
+                module.SlotView = slot_view
+
+    return Wrong
+
+
+class Lazy(dict):
+    """KERNELS whose classes are made when asked for: a worker loads one family."""
+
+    def __contains__(self, name):
+        return True
+
+    def __getitem__(self, name):
+        return with_mistakes(*name.split("."))
+
+
+KERNELS = Lazy()
+assert torch.__version__
