@@ -139,6 +139,20 @@ def describe(model: Qwen3_5MoeForCausalLM, tokens: Tensor) -> dict[str, Any]:
     return report
 
 
+@torch.no_grad()
+def start_gates(model: Qwen3_5MoeForCausalLM) -> None:
+    """Start each head's time step softplus(dt_bias) log-uniform in [0.001, 0.1], the recipe of Mamba2.
+
+    transformers' own start (dt_bias = 1) forgets within a token or two: fine for loading a checkpoint
+    over it, but a short training never leads it to heads that remember.
+    """
+    for layer in model.model.layers:
+        if hasattr(layer, "linear_attn"):
+            bias = layer.linear_attn.dt_bias
+            step = torch.exp(torch.empty_like(bias).uniform_(math.log(0.001), math.log(0.1)))
+            bias.copy_(torch.log(torch.expm1(step)))
+
+
 def optimiser(model: Qwen3_5MoeForCausalLM, rate: float) -> torch.optim.AdamW:
     """AdamW; the gate's A_log and dt_bias learn ten times as fast, and vectors are not decayed."""
     gate, matrices, vectors = [], [], []
@@ -212,9 +226,73 @@ def byte_tokenizer() -> dict[str, Any]:
     }  # fmt: skip
 
 
+PAGE = """\
+# tiny-qwen35moe
+
+A toy: transformers' own `Qwen3_5MoeForCausalLM`, small enough to keep in a repository and trained just
+long enough that its gates, betas and keys are those of a model that has learned something. It writes no
+useful text. gdncheck's demo and tests capture Gated DeltaNet inputs from it, because random weights give
+kernels inputs that no real model gives. `examples/train_tiny.py` wrote this page and `training.json`,
+where every number on it comes from.
+
+- {parameters:,} parameters in bfloat16; 20 layers, full attention at 3, 7, 11, 15 and 19, so layer 17 is
+  Gated DeltaNet: 2 key heads and 4 value heads of 64 x 64, conv width 4, hidden size 64, 4 experts (2 used).
+- Tokens are bytes (vocabulary 256); `tokenizer.json` says so to any tokenizer library.
+- Trained {steps} steps of {batch} x {length} bytes, seed {seed}, on {training_bytes:,} bytes of the standard
+  library of Python {python} (PSF licence; the files are listed in `training.json`).
+- Each head's time step starts log-uniform in [0.001, 0.1], the recipe of Mamba2; so does the untrained
+  model's below.
+
+## Loss
+
+Cross entropy in nats per byte. Held out, never trained on: {held_out}.
+After: of the bfloat16 weights.
+
+{losses}
+
+## Gate, beta and key angles
+
+Quantiles over all heads and the first 2,048 held-out bytes; g is the natural log of the decay per token.
+
+{quantiles}
+"""
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+
+
+def page(report: dict[str, Any]) -> str:
+    """The README of the checkpoint, every number taken from the report."""
+    before, after = report["loss_nats_per_byte"]["before"], report["loss_nats_per_byte"]["after"]
+    losses = [
+        [name, f"{before[name]:.3f}", f"{after[name]:.3f}", f"{after[name] / before[name]:.0%}"]
+        for name in before
+    ]
+    seen = report["quantiles on the first 2048 held-out bytes"]
+    parts = []
+    for group, measures in seen["trained"].items():
+        rows = [
+            [f"{what}, {state}", *(f"{value:.3g}" for value in seen[state][group][what].values())]
+            for what in measures
+            for state in ("untrained", "trained")
+        ]
+        parts.append(f"### {group}\n\n{table(['', *(f'{q:.0%}' for q in QUANTILES)], rows)}")
+    return PAGE.format(
+        parameters=report["parameters"], training_bytes=report["text"]["training bytes"],
+        python=report["software"]["python"], held_out=", ".join(report["text"]["held-out files"]),
+        losses=table(["", "before", "after", "after / before"], losses), quantiles="\n\n".join(parts),
+        **{name: report["settings"][name] for name in ("steps", "batch", "length", "seed")},
+    )  # fmt: skip
+
+
 def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 
@@ -224,6 +302,7 @@ def save(model: Qwen3_5MoeForCausalLM, out: Path, report: dict[str, Any]) -> Non
     with tempfile.TemporaryDirectory(dir=out) as scratch:
         model.save_pretrained(scratch)
         for name in ("config.json", "model.safetensors"):
+            (Path(scratch) / name).chmod(0o644)
             os.replace(Path(scratch) / name, out / name)
     write_json(out / "tokenizer.json", byte_tokenizer())
     write_json(out / "tokenizer_config.json", {
@@ -231,6 +310,7 @@ def save(model: Qwen3_5MoeForCausalLM, out: Path, report: dict[str, Any]) -> Non
         "model_max_length": model.config.max_position_embeddings,
     })  # fmt: skip
     write_json(out / "training.json", report)
+    write_text(out / "README.md", page(report))
 
 
 def parse() -> argparse.Namespace:
@@ -251,6 +331,7 @@ def main() -> int:
     torch.manual_seed(arguments.seed)
     text, held_out = read_text(TRAIN_FILES), read_text(HELD_OUT_FILES)
     model = Qwen3_5MoeForCausalLM(tiny_config())
+    start_gates(model)
     probe = held_out[:2048]
     before = {"held out": mean_loss(model, held_out), "training text": mean_loss(model, text)}
     untrained = describe(model, probe)
