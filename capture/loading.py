@@ -94,9 +94,14 @@ def load_model(request: CaptureRequest, device: torch.device) -> nn.Module:
 
 
 def shorten(text_config: Any, n_layers: int) -> None:
-    """Make the configuration one of the first n_layers only."""
-    text_config.layer_types = list(text_config.layer_types[:n_layers])
-    text_config.num_hidden_layers = n_layers
+    """Make the configuration one of the first n_layers, and of the first full-attention layer in any case.
+
+    transformers asks that layer's cache how many tokens came before.
+    """
+    types = list(text_config.layer_types)
+    first_full = types.index("full_attention") if "full_attention" in types else 0
+    text_config.layer_types = types[: max(n_layers, first_full + 1)]
+    text_config.num_hidden_layers = len(text_config.layer_types)
 
 
 def device_map(wanted: str, n_layers: int, device: torch.device) -> Any:
