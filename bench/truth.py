@@ -9,14 +9,15 @@ machine that others use too disturbs all three alike. Target: the truth under 8 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
+from typing import Any
 
 import torch
-from record import save, spread, timed
-
 from gdncheck.reference.chunk import chunk_form
 from gdncheck.reference.recurrence import recurrence
 from gdncheck.reference.truth import truth
+from record import save, spread, timed
 
 
 def prompt(tokens: int, device: str) -> dict[str, torch.Tensor]:
@@ -46,14 +47,19 @@ def main() -> None:
     case = prompt(chosen.tokens, chosen.device)
     forms = {"recurrence": recurrence, "chunk_form": chunk_form, "truth": truth}
     seconds: dict[str, list[float]] = {name: [] for name in forms}
+    results: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        results[name] = forms[name](**case)
+
     for number in range(chosen.rounds):
-        for name, form in forms.items():
+        for name in forms:
             # One uncounted run for a GPU's first launches; a CPU needs none.
             warmup = 1 if number == 0 and chosen.device != "cpu" else 0
-            seconds[name] += timed(lambda run=form: run(**case), 1, warmup=warmup)
+            seconds[name] += timed(functools.partial(run, name), 1, warmup=warmup)
     loops = zip(seconds["recurrence"], seconds["truth"], strict=True)
     speedup = statistics.median(loop / fast for loop, fast in loops)
-    expected, got = recurrence(**case), truth(**case)
+    expected, got = results["recurrence"], results["truth"]
     error = {"output": relative(got[0], expected[0]), "final_state": relative(got[1], expected[1])}
     measured = {
         "tokens": chosen.tokens,

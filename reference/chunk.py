@@ -32,7 +32,7 @@ from .packing import (
 
 # Bytes that one piece may hold beside inputs and outputs: on a CPU little enough to stay near the
 # caches, on a GPU enough for few and large launches.
-PIECE_BYTES = {"cpu": 1 << 27, "cuda": 1 << 31}
+PIECE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 31}
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def unit_lower_inverse(A: Tensor) -> Tensor:
         doubled[:, :half, :half] = T[:, 0]
         doubled[:, half:, half:] = T[:, 1]
         doubled[:, :half, half:] = 0.0
-        corner = doubled[:, half:, :half]
-        corner.baddbmm_(torch.bmm(T[:, 1], lower), T[:, 0], beta=0, alpha=-1)
+        corner = torch.bmm(torch.bmm(T[:, 1], lower), T[:, 0])
+        torch.neg(corner, out=doubled[:, half:, :half])
         T = doubled
         half *= 2
     return T.view(*lead, C, C)

@@ -62,7 +62,7 @@ def check_rule(
     HV, V = v.shape[1:]
     channel = g.dim() == 3
     n_sequences = len(bounds) - 1
-    expected = {
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
         "k": (k, (n_tokens, HK, K)),
         "v": (v, (n_tokens, HV, V)),
         "g": (g, (n_tokens, HV, K) if channel else (n_tokens, HV)),
@@ -189,7 +189,7 @@ def gather(x: Tensor, piece: Piece) -> Tensor:
         start, last = int(piece.starts[0]), int(piece.lengths[-1])
         whole = M if last == rows else M - 1
         body = x[start : start + whole * rows]
-        chunks[:whole].copy_(body.unflatten(0, (whole, rows)).transpose(1, 2))
+        chunks[:whole].copy_(body.view(whole, rows, *x.shape[1:]).transpose(1, 2))
         if whole < M:
             tail = x[start + whole * rows : start + whole * rows + last]
             chunks[whole, :, :last].copy_(tail.transpose(0, 1))
@@ -213,7 +213,7 @@ def scatter(chunks: Tensor, piece: Piece, out: Tensor) -> None:
     if piece.one_run:
         start, last = int(piece.starts[0]), int(piece.lengths[-1])
         whole = piece.n_chunks if last == rows else piece.n_chunks - 1
-        out[start : start + whole * rows].unflatten(0, (whole, rows)).copy_(by_token[:whole])
+        out[start : start + whole * rows].view(whole, rows, *out.shape[1:]).copy_(by_token[:whole])
         if whole < piece.n_chunks:
             out[start + whole * rows : start + whole * rows + last].copy_(by_token[whole, :last])
         return

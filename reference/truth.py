@@ -124,8 +124,14 @@ def careful_rows(
         if n == 0:
             break
         chunk, h, hk = here.start + sequence[:n], head[:n], key_head[:n]
-        tensors = (x.q[chunk, hk], x.k[chunk, hk], x.v[chunk, h], x.g[chunk, h], x.beta[chunk, h])
-        one = PieceInputs(*(y.unsqueeze(1) for y in tensors), counts=(n,))
+        one = PieceInputs(
+            q=x.q[chunk, hk].unsqueeze(1),
+            k=x.k[chunk, hk].unsqueeze(1),
+            v=x.v[chunk, h].unsqueeze(1),
+            g=x.g[chunk, h].unsqueeze(1),
+            beta=x.beta[chunk, h].unsqueeze(1),
+            counts=(n,),
+        )
         lengths = piece.lengths[here.start + order[:n]]
         fit_now = fit[chunk, h] & states_fit(sizes.at(chunk, h), S[:n, 0])
         output[chunk, h] = careful_chunk(one, S[:n], scale, lengths, fit_now).squeeze(1)
@@ -148,8 +154,11 @@ def careful_chunk(x: PieceInputs, state: Tensor, scale: float, lengths: Tensor, 
     for chosen, fits in ((fit.nonzero().flatten(), True), ((~fit).nonzero().flatten(), False)):
         if not len(chosen):
             continue
-        tensors = (y[chosen] for y in (x.q, x.k, x.v, x.g, x.beta))
-        part, own = PieceInputs(*tensors, counts=(len(chosen),)), state[chosen]
+        part = PieceInputs(
+            q=x.q[chosen], k=x.k[chosen], v=x.v[chosen], g=x.g[chosen], beta=x.beta[chosen],
+            counts=(len(chosen),),
+        )  # fmt: skip
+        own = state[chosen]
         if fits:
             output[chosen] = advance_piece(part, own, scale).output
         else:
