@@ -74,6 +74,8 @@ def child_environment(extra: Mapping[str, str] | None = None, device: str = "aut
     if device == "cpu":
         # What asks torch for a GPU must not find one: Triton's interpreter works on CPU tensors.
         environment["CUDA_VISIBLE_DEVICES"] = ""
+        # The interpreter multiplies small tiles with numpy, whose second thread costs more than it computes.
+        environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     return environment
 
 

@@ -34,8 +34,6 @@ def install(triton_version: str | None = None) -> dict[str, Any]:
             "gdncheck.kernels.interpreter.install() first"
         )
     os.environ["TRITON_INTERPRET"] = "1"
-    # Kernels multiply small tiles, where a second thread costs more than it computes.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         import torch
         import triton

@@ -67,10 +67,8 @@ def fetched(version):
 
 @pytest.fixture(scope="module")
 def pool():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENBLAS_NUM_THREADS", "1")
-        with WorkerPool(device="cpu", time_limit=240) as opened:
-            yield opened
+    with WorkerPool(device="cpu", time_limit=240) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
