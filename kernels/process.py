@@ -71,11 +71,11 @@ def _folder(package: str) -> str:
 def child_environment(extra: Mapping[str, str] | None = None, device: str = "auto") -> dict[str, str]:
     """Environment of a child: the parent's, without its current directory on sys.path."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1", **(extra or {})}
+    # The interpreter multiplies small tiles with numpy, whose second thread costs more than it computes.
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     if device == "cpu":
         # What asks torch for a GPU must not find one: Triton's interpreter works on CPU tensors.
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        # The interpreter multiplies small tiles with numpy, whose second thread costs more than it computes.
-        environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     return environment
 
 
