@@ -69,7 +69,7 @@ def check_no_empty(name: str, call: KernelCall) -> None:
     offsets = call.tensors["cu_seqlens"]
     lengths = (offsets[1:] - offsets[:-1]).tolist()
     last = max((i for i, n in enumerate(lengths) if n), default=-1)
-    if 0 in lengths[:last]:
+    if 0 in lengths[: max(last, 0)]:
         raise Refused(
             f"sequence {lengths.index(0)} is empty and not the last: {name} numbers the sequences of its "
             "chunks without the empty ones and would mix up all that follow"

@@ -56,7 +56,7 @@ def bare_packages(root: Path, dotted: str) -> None:
             bare_package(name, root.joinpath(*parts[:depth]))
 
 
-def stand_in(name: str, **members: Any) -> ModuleType:
+def stand_in(name: str, /, **members: Any) -> ModuleType:
     """A module of the given name that has just these members."""
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, loader=None)

@@ -37,8 +37,8 @@ def engine():
     """
     handles: dict[str, KernelHandle] = {}
 
-    def opened(name: str, wrong: bool = False) -> KernelHandle:
-        key = f"{name} wrong={wrong}"
+    def opened(name: str, wrong: bool = False, device: str = "cpu") -> KernelHandle:
+        key = f"{name} wrong={wrong} on {device}"
         if key not in handles:
             spec = spec_of(name)
             if wrong:
@@ -50,7 +50,7 @@ def engine():
                     python=spec.python,
                     sys_path=(*spec.sys_path, str(ENGINES)),
                 )
-            handles[key] = KernelHandle(spec, device="cpu", time_limit=300)
+            handles[key] = KernelHandle(spec, device=device, time_limit=300)
         return handles[key]
 
     yield opened
