@@ -1,0 +1,78 @@
+"""The main job at the real layer's size on one GPU: FLA's versions against the float64 truth.
+
+A synthetic case of T = 11,686 tokens, 16 key and 32 value heads, 128 x 128, bf16, with an initial state.
+Prints and records the verdicts of `diff`, each kernel's first call (compile and autotune included) and warm
+calls, and the time of one diff with warm workers. Results: bench/results/h200-main-job.json.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import save, spread  # noqa: I001
+
+from gdncheck.capture.make import make
+from gdncheck.compare.diff import diff_case, report_of
+from gdncheck.compare.inputs import call_of
+from gdncheck.compare.jsonout import document
+from gdncheck.compare.session import Settings
+from gdncheck.kernels.pool import WorkerPool
+
+TOKENS = 11_686
+KERNELS = ("fla.chunk@0.4.0", "fla.chunk@0.6.0")
+WARM_CALLS = 20
+
+
+def kernel_seconds(handles, case) -> dict[str, dict]:
+    """First call, and the spread of warm calls, by kernel."""
+    seconds = {}
+    for handle in handles:
+        started = time.perf_counter()
+        first = handle.run([call_of(case)])[0]
+        elapsed = time.perf_counter() - started
+        if first.status != "ok":
+            seconds[handle.name] = {"status": first.status, "message": first.message}
+            continue
+        warm = [r.seconds for r in handle.run([call_of(case)] * WARM_CALLS)]
+        seconds[handle.name] = {
+            "first_call_with_transfer": elapsed, "first_call": first.seconds, "warm": spread(warm),
+            "launched": first.evidence.get("launched"),
+        }  # fmt: skip
+    return seconds
+
+
+def main() -> None:
+    case = make(
+        "qwen", lengths=(TOKENS,), k_heads=16, v_heads=32, dims=(128, 128), dtype="bf16", state="random"
+    )
+    settings = Settings(relations="auto")
+    with WorkerPool(device="cuda", time_limit=240) as pool:
+        handles = [pool.begin(name) for name in KERNELS]
+        kernels = kernel_seconds(handles, case)
+        diffs = []
+        for _ in range(3):
+            started = time.perf_counter()
+            row, results = diff_case(
+                case, handles, settings, asked=True, device="cuda", say=lambda text: None
+            )
+            diffs.append(time.perf_counter() - started)
+        report = report_of(
+            results, [row], all_layers=False, strict=False, settings=settings, seconds=diffs[-1]
+        )
+    told = document(report)
+    for result in told["results"]:
+        print(result["kernel"], result["verdict"], result["error"], result["reason"][:300])
+    for name, numbers in kernels.items():
+        print(name, numbers)
+    print("seconds of a warm diff over both kernels:", [round(s, 2) for s in diffs])
+    save(
+        "h200-main-job", __file__,
+        {"tokens": TOKENS, "kernels": kernels, "diff_seconds": spread(diffs), "diff": told},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
