@@ -123,8 +123,8 @@ def _seams(modules: list[nn.Module]) -> list[tuple[Any, str]]:
         found = own or shared
         if not found:
             raise CannotRun(
-                f"{source.__name__}: no gated delta rule to wrap (looked for {LAYER_ATTRIBUTES[0]} on the layer "
-                f"and {MODULE_GLOBALS[0]} in its module); use transformers 5.7 to 5.24"
+                f"{source.__name__}: no gated delta rule to wrap (neither {LAYER_ATTRIBUTES[0]} on the layer "
+                f"nor {MODULE_GLOBALS[0]} in its module); use transformers 5.7 to 5.24"
             )
         seams += [seam for seam in found if seam not in seams]
     return seams
@@ -228,8 +228,8 @@ class _Recorder:
         missing = [name for name in ("q", "k", "v", "g", "beta") if given.get(name) is None]
         if missing or len(args) > 3:
             raise CannotRun(
-                f"layer {call.layer}: the rule was called in an unknown way ({len(args)} positional arguments, "
-                f"{', '.join(missing) or 'nothing'} missing); use transformers 5.7 to 5.24"
+                f"layer {call.layer}: the rule was called in an unknown way ({len(args)} positional "
+                f"arguments, {', '.join(missing) or 'nothing'} missing); use transformers 5.7 to 5.24"
             )
         call.rule = {name: _copy(given.get(name)) for name in RULE_TENSORS}
         call.l2norm_in_kernel = bool(given.get("use_qk_l2norm_in_kernel", False))

@@ -73,7 +73,7 @@ def case_from_huggingface(call: LayerCall, source: Source, what: What, note: str
 
 
 def single_heads(x: Tensor, n_heads: int) -> Tensor:
-    """[T, n_heads * r, K] -> [T, n_heads, K] where each r heads are one repeated bit for bit; else x as it is."""
+    """[T, n_heads * r, K] -> [T, n_heads, K] where r heads are one repeated bit for bit; else x as it is."""
     tokens, heads, dim = x.shape
     if heads == n_heads or heads % n_heads:
         return x

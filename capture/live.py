@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from .casefile import write_case
 from .checkpoint import model_shape, read_config
+from .errors import CannotRun, GdncheckError
 from .fingerprint import fingerprint, package_version
 from .hooks import LayerCall, StopCapture, recording
 from .huggingface import Source, case_from_huggingface
-from .loading import choose_backend, choose_device, load_model, tokenize
+from .loading import choose_backend, choose_device, first_line, load_model, tokenize
 from .plan import check_room, make_plan
 from .records import CapturedCase, CaptureRequest, CaptureResult, Logits, Message
 from .tokens import check_ids, token_hash
@@ -61,8 +62,18 @@ def capture_live(request: CaptureRequest, model_name: str, tell: Tell) -> Captur
     )
     writer = CaseWriter(Path(request.out), source, request, tell)
     stop_after = max(request.layers) if request.early_stop else None
-    with recording(model, request.layers, writer.write, what=request.what, stop_after=stop_after):
-        logits, generated = run_calls(model, ids, plan.lengths, decode=request.decode, before=writer.announce)
+    try:
+        with recording(model, request.layers, writer.write, what=request.what, stop_after=stop_after):
+            logits, generated = run_calls(
+                model, ids, plan.lengths, decode=request.decode, before=writer.announce
+            )
+    except GdncheckError:
+        raise
+    except torch.OutOfMemoryError:
+        raise CannotRun(f"{device} ran out of memory; use --split, --early-stop or --device-map") from None
+    except Exception as error:  # whatever the model's own code or a kernel under it raises
+        remedy = "" if request.backend == "torch" or device.type == "cpu" else "; try --backend torch"
+        raise CannotRun(f"the model failed while it ran ({first_line(error)}){remedy}") from error
     verdict, reason = judge(logits, weights, writer.cases)
     return CaptureResult(
         verdict=verdict, reason=reason, model=model_name, model_class=type(model).__name__,

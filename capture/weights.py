@@ -56,7 +56,8 @@ def check_layer_weights(block: nn.Module, layer: int, directory: Path) -> LayerW
     total = 0
     for name, weight in _parameters(block):
         total += 1
-        bad = ~torch.isfinite(weight)
+        # torch tells a non-finite float8 only after a cast.
+        bad = ~torch.isfinite(weight.float() if weight.element_size() == 1 else weight)
         if bad.any():
             index = bad.nonzero()[0].tolist()
             nonfinite.append(f"{name}: {float(weight[tuple(index)])} at {index}, {int(bad.sum())} in all")

@@ -16,7 +16,7 @@ class Lengths(list[int]):
     """Lengths that print as they were typed, so that the repeating command can be copied."""
 
     def __str__(self) -> str:
-        return ",".join(map(str, self))
+        return ",".join(map(str, self)) + ("," if len(self) == 1 else "")
 
 
 class Limit(tuple[str, str]):

@@ -168,6 +168,12 @@ def checkpoints(tokenizer: Path, out: Path) -> dict[str, Any]:
         "nan weight": {"directory": str(bad)},
         "nan weight in a later layer": {"directory": str(bad), "layers": [1]},
         "nan weight in an earlier layer": {"directory": str(bad), "layers": [4], "early_stop": True},
+        "multimodal": {"directory": str(multimodal(good, out / "multimodal-checkpoint"))},
+        "multimodal and stopped": {
+            "directory": str(out / "multimodal-checkpoint"),
+            "early_stop": True,
+            "device_map": "disk",
+        },
         "missing weight": {"directory": str(without(good, out, "model.layers.2.linear_attn.dt_bias"))},
     }
     facts = {
@@ -199,6 +205,30 @@ def damaged(good: Path, directory: Path, name: str, value: float | None) -> Path
         flat.view(torch.int16)[-1] ^= 1
     else:
         flat[-1] = value
+    write(tensors, directory / "model", {"format": "pt"})
+    return directory
+
+
+def multimodal(good: Path, directory: Path) -> Path:
+    """The same text model inside an image-and-text checkpoint, as the large ones are published.
+
+    Its names have another prefix, and parts that are no language model have layers of the same numbers.
+    """
+    directory.mkdir()
+    text = json.loads((good / "config.json").read_text())
+    config = {
+        "model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "text_config": text, "vision_config": {"model_type": "qwen3_5_moe_vision", "depth": 1},
+        "dtype": "bfloat16",
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in load_file(good / "model.safetensors").items()
+    }
+    other = torch.full_like(tensors["model.language_model.layers.1.linear_attn.A_log"], 7.0)
+    tensors["mtp.layers.1.linear_attn.A_log"] = other
+    tensors["model.visual.layers.2.linear_attn.A_log"] = other.clone()
     write(tensors, directory / "model", {"format": "pt"})
     return directory
 

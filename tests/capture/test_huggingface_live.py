@@ -243,9 +243,17 @@ def test_run_in_one_piece_equals_its_splits_put_together(session: Session) -> No
 
 
 @pytest.mark.parametrize(
-    ("run", "twin"), [("offloaded", "split"), ("offloaded and stopped", "split"), ("stopped", "whole")]
+    ("run", "twin"),
+    [
+        ("offloaded", "split"),
+        ("offloaded and stopped", "split"),
+        ("stopped", "whole"),
+        ("multimodal", "whole"),
+        ("multimodal and stopped", "whole"),
+    ],
 )
-def test_offload_and_early_stop_change_no_bit_of_a_capture(session: Session, run: str, twin: str) -> None:
+def test_offload_early_stop_and_packaging_change_no_bit(session: Session, run: str, twin: str) -> None:
+    assert session.run(run)["verdict"] == "pass", session.run(run)["reason"]
     assert len(session.run(run)["cases"]) == len(session.run(twin)["cases"]) > 0
     for written in session.run(run)["cases"]:
         one = session.captured(run, written["layer"], written["call"])
