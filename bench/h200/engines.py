@@ -94,7 +94,7 @@ def call_of(case: Case) -> KernelCall:
 
 
 def judged(case: Case, result: Any, device: str) -> dict[str, Any]:
-    """Errors of one result: relative RMS of the worst head of output and state, and whether every bit agrees."""
+    """Relative RMS of the worst head of output and state, and whether every bit agrees."""
     if result.status != "ok":
         return {"status": result.status, "message": result.message}
     inputs = inputs_of(case, device)

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from gdncheck.capture.errors import BadInput
-from gdncheck.kernels import cache
+from gdncheck.kernels.cache import version_key
 from gdncheck.kernels.keep import KEEP, Kept
 
 
@@ -25,8 +25,10 @@ def line_for(wheel: Path) -> Kept:
     match = re.match(r"(?P<name>[^-]+)-(?P<version>[^-]+)-", wheel.name)
     name = match["name"].replace("_", "-") if match else ""
     for kept in KEEP:
-        if kept.distribution == name:
-            return cache._kept(kept.family, match["version"])  # type: ignore[index]
+        if match and kept.distribution == name:
+            at, until = version_key(match["version"]), kept.until
+            if version_key(kept.since) <= at and (until is None or at < version_key(until)):
+                return kept
     raise BadInput(f"{wheel.name}: kept are wheels of {', '.join(sorted({k.distribution for k in KEEP}))}")
 
 
