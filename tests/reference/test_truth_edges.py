@@ -291,6 +291,21 @@ def test_an_overwritten_large_state_leaves_its_rounding_behind():
         assert wrong > 1e-10, "the case must be one that the chunk form alone gets wrong"
 
 
+def test_growth_that_a_later_token_erases_leaves_its_rounding_behind():
+    # Keys along one axis: beta 30 blows the state up by 29 at each of ten tokens, beta 1 replaces it.
+    case = make_case([60], seed=16, K=2)
+    case["k"].zero_()[..., 0] = 1.0
+    case["beta"].fill_(1.0)
+    case["beta"][5:15] = 30.0
+    case["g"].zero_()
+    case["initial_state"][:, :, 1] = 0.0
+    expected, _ = assert_reaches_equally(case)
+    fast, _ = truth(**case)
+    assert torch.allclose(fast[17:], expected[17:], rtol=0, atol=1e-14)
+    plain = chunk_form(**case).output
+    assert (plain - expected)[17:].abs().max() > 1e-6, "the chunk form alone must get this case wrong"
+
+
 def test_ordinary_cases_take_the_slow_form(monkeypatch):
     for options in ({}, {"channel": True}, {"gate": 0.0}, {"strength": 2.0}, {"gate": 30.0}):
         case = make_case([5, 300, 64, 1], seed=13, K=32, V=32, HK=2, **options)
