@@ -113,9 +113,14 @@ def diff(
             inputs.append(row)
             results += part
     return report_of(
-        results, inputs, all_layers=case is None and layer is None, strict=strict, settings=settings,
-        seconds=time.monotonic() - started, command=command,
-    )  # fmt: skip
+        results,
+        inputs,
+        all_layers=case is None and layer is None,
+        strict=strict,
+        settings=settings,
+        seconds=time.monotonic() - started,
+        command=command,
+    )
 
 
 def check_arguments(*, relations: str, first: int | None, atol: float | None, rtol: float | None) -> None:
@@ -190,8 +195,8 @@ def _diff_or_skip(
     interpreted = bool(info.environment.get("interpreted"))
     if not asked and interpreted and limit is not None and witness.inputs.n_tokens > limit:
         reason = (
-            f"{witness.inputs.n_tokens} tokens are slow in Triton's interpreter (limit {limit}); name it with --kernel, "
-            f"or add --first {min(limit, 64)}"
+            f"{witness.inputs.n_tokens} tokens are slow in Triton's interpreter (limit {limit}); "
+            f"name it with --kernel, or add --first {min(limit, 64)}"
         )
         return _skipped(info.name, witness, reason)
     return diff_one(handle, witness, soundness, settings)
@@ -207,25 +212,43 @@ def _skipped(name: str, witness: Witness, reason: str) -> DiffResult:
 def _input_row(witness: Witness, soundness: Soundness, seconds: float) -> CaseInput:
     case, inputs = witness.case, witness.inputs
     return CaseInput(
-        case=str(case.path) if case.path is not None else case.label, layer=case.origin.layer,
-        tokens=inputs.n_tokens, sequences=inputs.n_sequences, heads=inputs.heads,
-        dtype=str(inputs.v.dtype).removeprefix("torch."), sound=soundness.sound, reason=soundness.reason,
-        remarks=soundness.remarks, truth_seconds=seconds,
-    )  # fmt: skip
+        case=str(case.path) if case.path is not None else case.label,
+        layer=case.origin.layer,
+        tokens=inputs.n_tokens,
+        sequences=inputs.n_sequences,
+        heads=inputs.heads,
+        dtype=str(inputs.v.dtype).removeprefix("torch."),
+        sound=soundness.sound,
+        reason=soundness.reason,
+        remarks=soundness.remarks,
+        truth_seconds=seconds,
+    )
 
 
 def report_of(
-    results: list[DiffResult], inputs: list[CaseInput], *, all_layers: bool, strict: bool, settings: Settings,
-    seconds: float, command: str,
-) -> DiffReport:  # fmt: skip
+    results: list[DiffResult],
+    inputs: list[CaseInput],
+    *,
+    all_layers: bool,
+    strict: bool,
+    settings: Settings,
+    seconds: float,
+    command: str,
+) -> DiffReport:
     """The worst verdict is the diff's; with all layers the first bad one is named."""
     words = {r.verdict for r in results}
-    verdict = next((word for word in VERDICT_ORDER if word in words), "skipped")
+    verdict: VerdictWord = next((word for word in VERDICT_ORDER if word in words), "skipped")
     bad: list[Any] = [r.layer for r in results if r.verdict in FAILING and r.layer is not None]
     tolerance = {
         name: value for name, value in (("atol", settings.atol), ("rtol", settings.rtol)) if value is not None
     }
     return DiffReport(
-        verdict=verdict, results=tuple(results), inputs=tuple(inputs), strict=strict, seconds=seconds,
-        first_bad_layer=bad[0] if all_layers and bad else None, tolerance=tolerance or None, command=command,
-    )  # fmt: skip
+        verdict=verdict,
+        results=tuple(results),
+        inputs=tuple(inputs),
+        strict=strict,
+        seconds=seconds,
+        first_bad_layer=bad[0] if all_layers and bad else None,
+        tolerance=tolerance or None,
+        command=command,
+    )

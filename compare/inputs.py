@@ -67,16 +67,30 @@ def inputs_of(case: Case, device: torch.device | str = "cpu") -> Inputs:
     if case.options.gate_space == "linear":
         g = g.log()
     return Inputs(
-        q=moved("q"), k=moved("k"), v=moved("v"), g=g, beta=moved("beta"),
+        q=moved("q"),
+        k=moved("k"),
+        v=moved("v"),
+        g=g,
+        beta=moved("beta"),
         cu_seqlens=moved("cu_seqlens").long(),
         initial_state=None if state is None else state.to(device),
-        scale=case.scale, l2norm=case.options.qk == "raw",
-    )  # fmt: skip
+        scale=case.scale,
+        l2norm=case.options.qk == "raw",
+    )
 
 
 RULE_TENSORS = (
-    "q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "has_initial_state", "pool", "slot_indices",
-)  # fmt: skip
+    "q",
+    "k",
+    "v",
+    "g",
+    "beta",
+    "cu_seqlens",
+    "initial_state",
+    "has_initial_state",
+    "pool",
+    "slot_indices",
+)
 
 
 def call_of(case: Case, **options: Any) -> KernelCall:

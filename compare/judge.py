@@ -69,14 +69,16 @@ def judge(
     if decisive is not None and soundness.reset and not resets_promised(trial):
         rest = without_resets(trial)
         if all(check(rest).status != "fires" for check in CASE_CHECKS) and decisive in outcomes:
-            reason = f"{soundness.reset}, which the contract does not promise to take; there {decisive.reason}"
+            reason = (
+                f"{soundness.reset}, which the contract does not promise to take; there {decisive.reason}"
+            )
             return _ruling(trial, "out-of-contract", decisive, ordered, reason)
     if decisive is not None:
         return _ruling(trial, "fail", decisive, ordered, _reason(decisive, ordered))
     decisive = next((o for o in ordered if o.status == "suspect"), None)
     if decisive is not None:
         return _ruling(trial, "suspect", decisive, ordered, decisive.reason)
-    return _pass(trial, ordered, soundness)
+    return _pass(trial, ordered)
 
 
 def _reason(decisive: Outcome, ordered: list[Outcome]) -> str:
@@ -87,7 +89,7 @@ def _reason(decisive: Outcome, ordered: list[Outcome]) -> str:
     return f"{decisive.reason}; on the case itself: {others[0].reason}"
 
 
-def _pass(trial: Trial, ordered: list[Outcome], soundness: Soundness) -> Ruling:
+def _pass(trial: Trial, ordered: list[Outcome]) -> Ruling:
     by_name = {o.check: o for o in ordered}
     own = by_name[exact.NAME]
     decisive = own if own.status == "ok" else by_name.get(emulation_ratio.NAME) or by_name[by_tolerance.NAME]
@@ -103,14 +105,12 @@ def _pass(trial: Trial, ordered: list[Outcome], soundness: Soundness) -> Ruling:
         rms = max(n.get("output_rms_ratio", 0.0), n.get("state_rms_ratio", 0.0))
         peak = max(n.get("output_max_ratio", 0.0), n.get("state_max_ratio", 0.0))
         reason = (
-            f"every tile errs as its precision ({n['profile']}) explains: at most {number(rms)} times the emulation "
-            f"in RMS (limit {emulation_ratio.RMS_LIMIT}), {number(peak)} in the largest entry "
+            f"every tile errs as its precision ({n['profile']}) explains: at most {number(rms)} times "
+            f"the emulation in RMS (limit {emulation_ratio.RMS_LIMIT}), {number(peak)} in the largest entry "
             f"(limit {emulation_ratio.MAX_LIMIT:g})"
         )
     if differences:
         reason += f"; under its contract only: {'; '.join(d.text for d in differences)}"
-    if soundness.remarks:
-        reason += f"; {soundness.remarks[0]}"
     return _ruling(trial, "pass", decisive, ordered, reason, differences)
 
 
@@ -160,9 +160,13 @@ def _out_of_contract(trial: Trial, soundness: Soundness) -> Ruling:
 
 
 def _ruling(
-    trial: Trial, verdict: str, decisive: Outcome, ordered: list[Outcome], reason: str,
+    trial: Trial,
+    verdict: str,
+    decisive: Outcome,
+    ordered: list[Outcome],
+    reason: str,
     differences: tuple[ContractDifference, ...] = (),
-) -> Ruling:  # fmt: skip
+) -> Ruling:
     ratio = next((o for o in ordered if o.check == emulation_ratio.NAME), None)
     largest = None
     if ratio is not None and ratio.status != "not-applicable":

@@ -56,7 +56,7 @@ def compare_masks(got: Tensor, want: Tensor) -> NonFinite:
     rows, heads = got.shape[:2]
     got, want = got.flatten(2), want.flatten(2)
     counts = torch.zeros(3, rows, heads, dtype=torch.int64, device=want.device)
-    by_class = dict.fromkeys(CLASSES, 0)
+    by_class: dict[str, int] = dict.fromkeys(CLASSES, 0)
     largest = float(torch.finfo(got.dtype).max) * (1 - EDGE)
     entries = got.shape[2]
     block = max(1, BLOCK_ENTRIES // max(1, heads * entries))
@@ -106,6 +106,10 @@ def place_of_row(tiles: TileMap, row: int, head: int | None, class_: PlaceClass)
     token = None if tiles.token_of_row is None else int(tiles.token_of_row[row])
     chunk = None if token is None or tiles.chunk_size is None else token // tiles.chunk_size
     return Place(
-        tensor=tiles.tensor, class_=class_, sequence=int(tiles.sequence_of_row[row]), head=head,
-        chunk=chunk, token=token,
-    )  # fmt: skip
+        tensor=tiles.tensor,
+        class_=class_,
+        sequence=int(tiles.sequence_of_row[row]),
+        head=head,
+        chunk=chunk,
+        token=token,
+    )

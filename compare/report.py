@@ -21,9 +21,14 @@ from .report_words import full, number
 from .verdict import DiffResult, Outcome, Place
 
 STYLES = {
-    "pass": "green", "suspect": "yellow", "fail": "bold red", "error": "bold red", "timeout": "bold red",
-    "out-of-contract": "magenta", "skipped": "dim",
-}  # fmt: skip
+    "pass": "green",
+    "suspect": "yellow",
+    "fail": "bold red",
+    "error": "bold red",
+    "timeout": "bold red",
+    "out-of-contract": "magenta",
+    "skipped": "dim",
+}
 
 
 def print_report(report: DiffReport, console: Console) -> None:
@@ -40,23 +45,24 @@ def print_report(report: DiffReport, console: Console) -> None:
 
 def input_line(row: CaseInput) -> str:
     """One case: its size and whether its input is sound."""
-    size = f"{row.tokens} tokens, {row.sequences} sequence{'s' * (row.sequences != 1)}, {row.heads} heads, {row.dtype}"
+    sequences = "1 sequence" if row.sequences == 1 else f"{row.sequences} sequences"
+    size = f"{row.tokens} tokens, {sequences}, {row.heads} heads, {row.dtype}"
     sound = "input sound" if row.sound else row.reason
     remarks = "".join(f"; {remark}" for remark in row.remarks)
     return f"{row.case}: {size}: {sound}{remarks} (truth in {row.truth_seconds:.2f} s)"
 
 
 def table_of(report: DiffReport) -> Table:
-    """kernel, verdict, rule, error, ratio, first fault, time; the case too where there are several."""
+    """One row per result; a column for the case where there are several."""
     several = len(report.inputs) > 1
     table = Table(box=None, pad_edge=False, header_style="bold")
     if several:
-        table.add_column("case", overflow="fold")
-    table.add_column("kernel", overflow="fold")
+        table.add_column("case", no_wrap=True)
+    table.add_column("kernel", no_wrap=True)
     for name in ("verdict", "rule"):
         table.add_column(name, no_wrap=True)
-    for name in ("error output", "error state", "ratio"):
-        table.add_column(name, justify="right")
+    for name in ("error o", "error S", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("first fault", overflow="fold")
     table.add_column("time", justify="right", no_wrap=True)
     for result in report.results:
@@ -132,11 +138,12 @@ def next_steps(report: DiffReport) -> Iterator[str]:
     """What to do next, at most a line per kind of verdict."""
     words = {r.verdict for r in report.results}
     if report.first_bad_layer is not None:
-        yield f"first bad layer: {report.first_bad_layer}; next: gdncheck diff --layer {report.first_bad_layer}"
+        layer = report.first_bad_layer
+        yield f"first bad layer: {layer}; next: gdncheck diff --layer {layer}"
     if "out-of-contract" in words:
-        yield "next: the input is to blame before any kernel; look at what wrote it: gdncheck inspect CASE"
+        yield "next: the input is to blame before any kernel; see what wrote it: gdncheck inspect CASE"
     if "fail" in words:
-        yield "next: attach the case file and this report; compare another kernel or version on it with --kernel"
+        yield "next: attach the case file and this report; compare another version on it with --kernel"
     if "timeout" in words:
         yield "next: give it longer with --time-limit SECONDS, or fewer tokens with --first N"
     if "error" in words:

@@ -16,17 +16,21 @@ from ..kernels.interface import KernelCall, KernelInfo, RunResult
 from .checks import companion, shape, slots
 from .inputs import Inputs, call_of
 from .judge import judge
+from .relations import run_to_run
 from .relations.compare_runs import compare_runs
 from .relations.expectation import Expectation
-from .relations.plan import Choice, choose, plan_relations
+from .relations.plan import RELATIONS, Choice, choose, plan_relations
 from .soundness import Soundness
 from .trial import Trial
 from .verdict import DiffResult, Outcome, Ruling, VerdictWord
 from .witness import Witness
 
 STATUS_VERDICT: dict[str, VerdictWord] = {
-    "error": "error", "crash": "error", "timeout": "timeout", "refused": "skipped",
-}  # fmt: skip
+    "error": "error",
+    "crash": "error",
+    "timeout": "timeout",
+    "refused": "skipped",
+}
 
 
 class Runner(Protocol):
@@ -57,14 +61,20 @@ def diff_one(runner: Runner, witness: Witness, soundness: Soundness, settings: S
     fault = shape.check(witness.inputs, first.outputs)
     if fault.status == "fires":
         ruling = Ruling(
-            verdict="fail", tier=fault.tier, rule=fault.check, reason=fault.reason, worst_tile=fault.place,
-            error={"output": None, "state": None}, outcomes=(fault,),
-        )  # fmt: skip
+            verdict="fail",
+            tier=fault.tier,
+            rule=fault.check,
+            reason=fault.reason,
+            worst_tile=fault.place,
+            error={"output": None, "state": None},
+            outcomes=(fault,),
+        )
         return _result(info, witness, ruling, first)
     trial = Trial(witness, info, first.outputs["output"], first.outputs["final_state"])
-    further = []
+    further: list[Outcome] = []
     if soundness.sound:
-        further = [slots.check(call.tensors, first.outputs)]
+        if "pool" in call.tensors:
+            further.append(slots.check(call.tensors, first.outputs))
         further += _further(runner, trial, settings, first.seconds)
     ruling = judge(trial, soundness, further, tolerance=tolerance_of(settings))
     return _result(info, witness, ruling, first)
@@ -95,27 +105,30 @@ def unanswered(result: RunResult) -> Ruling:
 def _result(info: KernelInfo, witness: Witness, ruling: Ruling, first: RunResult) -> DiffResult:
     case = witness.case
     return DiffResult(
-        kernel=info.name, case=str(case.path) if case.path is not None else case.label, layer=case.origin.layer,
-        ruling=ruling, seconds=first.seconds, evidence=first.evidence,
-    )  # fmt: skip
+        kernel=info.name,
+        case=str(case.path) if case.path is not None else case.label,
+        layer=case.origin.layer,
+        ruling=ruling,
+        seconds=first.seconds,
+        evidence=first.evidence,
+    )
 
 
 def _further(runner: Runner, trial: Trial, settings: Settings, seconds: float | None) -> list[Outcome]:
     """Everything that needs runs of its own, in one batch."""
     names = choose(settings.relations, trial.info, seconds)
     expected = plan_relations(names, trial.witness.inputs, trial.info, seed=settings.seed)
-    twin = (
-        companion.plan(trial.witness, trial.info, seed=settings.seed)
-        if settings.relations != "none"
-        else None
-    )
+    # The companion is a further call of full size: a kernel that is spared repeats is spared it too.
+    spare = run_to_run.NAME not in names
+    twin = None if spare else companion.plan(trial.witness, trial.info, seed=settings.seed)
     calls = [call_for(trial.witness, e) for e in expected]
     if twin is not None:
         calls.append(call_of(twin))
     if not calls:
         return []
     results = [answered(call, result) for call, result in zip(calls, runner.run(calls), strict=True)]
-    outcomes = []
+    spared = [name for name in RELATIONS if name not in names] if settings.relations == "auto" else []
+    outcomes = [_left_out(name, seconds) for name in spared]
     if twin is not None:
         outcomes.append(companion.check(twin, trial.info, results[-1], device=trial.witness.device))
     return outcomes + _relations(trial, expected, results[: len(expected)])
@@ -146,9 +159,9 @@ def call_for(witness: Witness, expected: Expectation) -> KernelCall:
 
 
 def _relations(trial: Trial, expected: list[Expectation], results: list[RunResult]) -> list[Outcome]:
-    """Judge each relation, run-to-run first: a kernel that moves by itself proves nothing about the others."""
+    """Judge each relation, run-to-run first: where that fails, the others prove little."""
     outcomes: list[Outcome] = []
-    steady = True
+    steady = trial.info.contract.relation(run_to_run.NAME) != "not promised"
     for expectation, result in zip(expected, results, strict=True):
         promise = promise_of(trial.info, expectation)
         if result.status != "ok" or "output" not in result.outputs:
@@ -158,9 +171,13 @@ def _relations(trial: Trial, expected: list[Expectation], results: list[RunResul
             outcomes.append(_not_run(expectation, result))
             continue
         outcome = compare_runs(
-            trial, expectation, result.outputs["output"], result.outputs.get("final_state"), promise=promise,
+            trial,
+            expectation,
+            result.outputs["output"],
+            result.outputs.get("final_state"),
+            promise=promise,
             steady=steady,
-        )  # fmt: skip
+        )
         if expectation.relation == "run-to-run" and outcome.place is not None:
             steady = False
         outcomes.append(outcome)
@@ -174,6 +191,13 @@ def promise_of(info: KernelInfo, expectation: Expectation) -> Promise:
     if not expectation.same_shape and info.contract.relation("batch-invariance") != "promised":
         return "observed"
     return promise
+
+
+def _left_out(name: str, seconds: float | None) -> Outcome:
+    """A relation that `auto` spares a slow kernel."""
+    took = "" if seconds is None else f" ({seconds:.1f} s per call)"
+    reason = f"not asked: the kernel is slow here{took}; add --relations all"
+    return Outcome(check=name, tier=4, status="not-applicable", reason=reason)
 
 
 def _not_run(expectation: Expectation, result: RunResult) -> Outcome:

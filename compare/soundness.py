@@ -1,8 +1,9 @@
 """Is the input sound: judged before any kernel is, because bad input blames nobody.
 
 The idea: a non-finite number is named first (tensor, sequence, token), a finite one outside the domain
-with its consequence next (`reference.domain` finds them). Either makes the verdict `out-of-contract`; what the kernel did with it (did it
-keep the damage where the mathematics keeps it) is said in the same sentence by `containment`.
+with its consequence next (`reference.domain` finds them). Either makes the verdict `out-of-contract`; what
+the kernel did with it (did it keep the damage where the mathematics keeps it) is said in the same sentence
+by `containment`.
 """
 
 from __future__ import annotations
@@ -47,9 +48,16 @@ def soundness_of(witness: Witness) -> Soundness:
     """Judge the inputs of a case by the domain check."""
     x = witness.inputs
     findings = check_domain(
-        x.q, x.k, x.v, x.g, x.beta, cu_seqlens=x.cu_seqlens, initial_state=x.initial_state,
-        qk="raw" if x.l2norm else "normalised", scale=x.scale,
-    )  # fmt: skip
+        x.q,
+        x.k,
+        x.v,
+        x.g,
+        x.beta,
+        cu_seqlens=x.cu_seqlens,
+        initial_state=x.initial_state,
+        qk="raw" if x.l2norm else "normalised",
+        scale=x.scale,
+    )
     remarks = tuple(describe(f) for f in findings if f.severity == "hint")
     finite = all(f.kind != "non-finite" for f in findings)
     worst = next((f for f in findings if f.severity != "hint"), None)
@@ -58,7 +66,11 @@ def soundness_of(witness: Witness) -> Soundness:
     words = "the input is bad" if worst.severity == "bad-input" else "the input is outside the domain"
     place = {"tensor": worst.tensor, "sequence": worst.sequence, "head": worst.head, "token": worst.token}
     return Soundness(
-        sound=False, finite=finite, reason=f"{words}: {describe(worst)}", place=place, remarks=remarks[:MOST_REMARKS]
+        sound=False,
+        finite=finite,
+        reason=f"{words}: {describe(worst)}",
+        place=place,
+        remarks=remarks[:MOST_REMARKS],
     )
 
 
@@ -79,7 +91,7 @@ def resets_promised(trial: Trial) -> bool:
 
 
 def without_resets(trial: Trial) -> Trial:
-    """The trial with every row that a g = -inf can reach (from its chunk's start on) replaced by the truth."""
+    """The trial with every row that a g = -inf can reach (from its chunk's start on) made right."""
     inputs, tiles = trial.witness.inputs, trial.witness.output_tiles(trial.reach_chunk)
     reset = (inputs.g == -torch.inf).flatten(2).any(-1) if inputs.g.ndim == 3 else inputs.g == -torch.inf
     in_tile = torch.zeros(tiles.n_tiles, inputs.heads, dtype=torch.int64, device=inputs.device)
@@ -168,9 +180,13 @@ def _cleaned(witness: Witness) -> Any:
     tensors = {name: clean(getattr(inputs, name), keep_reset=name == "g") for name in NAMED}
     state = None if inputs.initial_state is None else clean(inputs.initial_state)
     changed = witness.case.with_tensors(
-        **tensors, cu_seqlens=inputs.cu_seqlens, initial_state=state, has_initial_state=None, pool=None,
+        **tensors,
+        cu_seqlens=inputs.cu_seqlens,
+        initial_state=state,
+        has_initial_state=None,
+        pool=None,
         slot_indices=None,
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(
         changed, options=msgspec.structs.replace(changed.options, gate_space="log", scale=inputs.scale)
     )

@@ -52,9 +52,15 @@ class TileMap:
             return None if x is None else x.to(device)
 
         return TileMap(
-            self.tensor, self.tile_of_row.to(device), self.sequence_of_row.to(device), move(self.token_of_row),
-            self.sequence.to(device), move(self.chunk), self.rows.to(device), self.chunk_size,
-        )  # fmt: skip
+            self.tensor,
+            self.tile_of_row.to(device),
+            self.sequence_of_row.to(device),
+            move(self.token_of_row),
+            self.sequence.to(device),
+            move(self.chunk),
+            self.rows.to(device),
+            self.chunk_size,
+        )
 
 
 def map_tokens(cu_seqlens: Tensor, chunk_size: int) -> TileMap:

@@ -73,7 +73,7 @@ class Trial:
 
     @property
     def reach_chunk(self) -> int:
-        """Tokens over which a kernel may spread a NaN backwards: its chunk, the largest usual one if unknown."""
+        """Tokens over which a NaN may spread backwards: the chunk; if unknown, the largest usual one."""
         return max(OTHER_CHUNKS) if self.profile == GENERIC else self.capabilities_chunk or 1
 
     @cached_property
@@ -118,9 +118,12 @@ class Trial:
         state = self.state.dtype if self.state is not None else torch.float32
         stored = 0.0 if state == torch.float32 else unit_roundoff(state)
         return Roundoffs(
-            state=2.0**-24, accumulate=2.0**-24, operand=operand, output=unit_roundoff(self.output.dtype),
+            state=2.0**-24,
+            accumulate=2.0**-24,
+            operand=operand,
+            output=unit_roundoff(self.output.dtype),
             stored_state=stored,
-        )  # fmt: skip
+        )
 
     @property
     def device_type(self) -> str:

@@ -15,8 +15,14 @@ PlaceClass = Literal["nan", "+inf", "-inf", "wrong", "moves"]
 
 # Worst first: the verdict of several results is the first of these that occurs among them.
 VERDICT_ORDER: tuple[VerdictWord, ...] = (
-    "fail", "error", "timeout", "out-of-contract", "suspect", "pass", "skipped",
-)  # fmt: skip
+    "fail",
+    "error",
+    "timeout",
+    "out-of-contract",
+    "suspect",
+    "pass",
+    "skipped",
+)
 FAILING: frozenset[VerdictWord] = frozenset({"fail", "error", "timeout", "out-of-contract"})
 
 
@@ -56,6 +62,25 @@ class ContractDifference(msgspec.Struct, frozen=True, kw_only=True):
     size: float
     """Largest share of a tile's error that the clause explains, relative to the truth's RMS."""
     text: str
+
+
+class StageFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a chunk kernel against its float64 value (`stages`)."""
+
+    stage: str
+    """cumsum, kkt, solve, wu, state or output."""
+    made: bool
+    """The stage errs by itself: also on the truth's values."""
+    handed_on: bool
+    """The stage's value is wrong because what it read was."""
+    ratio: float
+    """Largest ratio to the emulation's error at this stage (fed with the truth where the error is made)."""
+    place: Place | None = None
+    reason: str = ""
+    ratio_fed: float = 0.0
+    """The ratio when the stage is handed the truth's values."""
+    ratio_chain: float = 0.0
+    """The ratio of its value in the kernel's own chain."""
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):

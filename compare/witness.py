@@ -72,9 +72,17 @@ class Witness:
             return False
         state_dtype = torch.float32 if x.initial_state is None else x.initial_state.dtype
         report = is_exact(
-            x.q, x.k, x.v, x.g, x.beta, scale=x.scale, initial_state=x.initial_state, cu_seqlens=x.cu_seqlens,
-            state_dtype=state_dtype, l2norm=x.l2norm,
-        )  # fmt: skip
+            x.q,
+            x.k,
+            x.v,
+            x.g,
+            x.beta,
+            scale=x.scale,
+            initial_state=x.initial_state,
+            cu_seqlens=x.cu_seqlens,
+            state_dtype=state_dtype,
+            l2norm=x.l2norm,
+        )
         return report.exact
 
     @cached_property
@@ -97,8 +105,11 @@ class Witness:
         key = (profile, chunk_size, tuple(f"{c.id}={c.value}" for c in clauses))
         if key not in self._yardsticks:
             self._yardsticks[key] = measure(
-                self.inputs_under(clauses), self.truth(clauses),
+                self.inputs_under(clauses),
+                self.truth(clauses),
                 (self.output_tiles(chunk_size), self.state_tiles),
-                profile=profile, chunk_size=chunk_size, seed=self.seed,
-            )  # fmt: skip
+                profile=profile,
+                chunk_size=chunk_size,
+                seed=self.seed,
+            )
         return self._yardsticks[key]

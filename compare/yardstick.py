@@ -84,7 +84,7 @@ def measure(
     truth: (output, final state), float64, of these inputs. chunk_size None: the recurrent algorithm.
     """
     runs = _runs(inputs, profile, chunk_size, seed)
-    scales = [_Growing(m, t) for m, t in zip(maps, truth, strict=True)]
+    scales = [Growing(m, t) for m, t in zip(maps, truth, strict=True)]
     plain_state: Tensor | None = None
     for run in runs:
         result = run()
@@ -115,7 +115,7 @@ def decay_floors(inputs: Inputs, output: TileMap, state: TileMap) -> tuple[Tenso
     return floor[output.sequence], floor
 
 
-class _Growing:
+class Growing:
     """Maxima over the runs so far, for one tensor."""
 
     def __init__(self, tiles: TileMap, truth: Tensor) -> None:
@@ -123,10 +123,9 @@ class _Growing:
         self.tiles, self.truth = tiles, truth
         self.entries = truth[0, 0].numel() if rows and heads else 0
         self.pools = pool_small(tiles, self.entries)
-        zeros = {"dtype": torch.float64, "device": truth.device}
-        self.rms = torch.zeros(self.pools.n_pools, heads, **zeros)  # type: ignore[arg-type]
+        self.rms = truth.new_zeros(self.pools.n_pools, heads)
         self.peak = torch.zeros_like(self.rms)
-        self.row_square = torch.zeros(rows, heads, **zeros)  # type: ignore[arg-type]
+        self.row_square = truth.new_zeros(rows, heads)
         self.row_peak = torch.zeros_like(self.row_square)
         self.blown = torch.zeros(rows, heads, dtype=torch.bool, device=truth.device)
 
@@ -161,9 +160,13 @@ class _Run:
     def __call__(self) -> EmulationResult:
         x = self.inputs
         shared = {
-            "precision": self.precision, "scale": x.scale, "initial_state": x.initial_state,
-            "cu_seqlens": x.cu_seqlens, "l2norm": x.l2norm, "variant": self.variant,
-        }  # fmt: skip
+            "precision": self.precision,
+            "scale": x.scale,
+            "initial_state": x.initial_state,
+            "cu_seqlens": x.cu_seqlens,
+            "l2norm": x.l2norm,
+            "variant": self.variant,
+        }
         g = x.g.float()
         g = torch.where(g == -torch.inf, RESET_LOG_DECAY, g)
         if self.chunk_size is None:

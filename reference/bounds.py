@@ -101,7 +101,7 @@ class ErrorBounds:
 
 
 def _chunk_decay(log_decay: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[T, H] largest sum of |g| over a stretch of DECAY_STRETCH tokens of the sequence; -inf counts as 200."""
+    """[T, H] largest sum of |g| over DECAY_STRETCH tokens of the sequence; -inf counts as 200."""
     size = torch.where(log_decay == -torch.inf, -200.0, log_decay).abs()
     lengths = cu_seqlens[1:] - cu_seqlens[:-1]
     of_row = torch.repeat_interleave(torch.arange(len(lengths), device=size.device), lengths)
@@ -112,7 +112,8 @@ def _chunk_decay(log_decay: Tensor, cu_seqlens: Tensor) -> Tensor:
     largest = size.new_zeros(len(lengths), size.shape[1])
     index = torch.repeat_interleave(torch.arange(len(lengths), device=size.device), stretches)
     largest.scatter_reduce_(0, index[:, None].expand_as(sums), sums, "amax")
-    return largest[of_row]
+    per_token: Tensor = largest[of_row]
+    return per_token
 
 
 @dataclass(frozen=True)
@@ -126,14 +127,21 @@ class _Norms:
 
 
 def _norms(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
-    cu_seqlens: Tensor, l2norm: bool, l2norm_eps: float,
-) -> _Norms:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    l2norm: bool,
+    l2norm_eps: float,
+) -> _Norms:
     """Norms per token and value head in float64; KDA's decay per channel counts with its slowest one."""
     group = v.shape[1] // k.shape[1]
 
     def key_norm(x: Tensor) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+        size: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
         if l2norm:
             size = size / torch.sqrt(size * size + l2norm_eps)
         return size.repeat_interleave(group, dim=1)
@@ -149,9 +157,18 @@ def _norms(
 
 
 def state_bounds(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, scale: float,
-    initial_state: Tensor | None, cu_seqlens: Tensor, l2norm: bool = False, l2norm_eps: float = 1e-6,
-) -> StateBounds:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    l2norm: bool = False,
+    l2norm_eps: float = 1e-6,
+) -> StateBounds:
     """Tier 1 of the verdict: B_t, scale |q_t| B_t, and where they are a theorem.
 
     q, k [T, HK, K]; v [T, HV, V]; g [T, HV] or [T, HV, K] natural log; beta [T, HV]; any float dtype, finite
@@ -174,9 +191,19 @@ def state_bounds(
 
 
 def error_bounds(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, scale: float, roundoffs: Roundoffs,
-    initial_state: Tensor | None, cu_seqlens: Tensor, l2norm: bool = False, l2norm_eps: float = 1e-6,
-) -> ErrorBounds:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float,
+    roundoffs: Roundoffs,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    l2norm: bool = False,
+    l2norm_eps: float = 1e-6,
+) -> ErrorBounds:
     """Tier 2 of the verdict: e_t = a_t e_{t-1} + d_t, a bound on |S_t computed - S_t|_F.
 
     d_t holds the roundings of one step: the state's own (decay, update), the inner products', the dot
@@ -204,5 +231,7 @@ def error_bounds(
     # What passes through one chunk's products before it cancels: every write, not only what is left.
     written = scan(size.decay, write * residual, size.start, cu_seqlens)
     reads = abs(scale) * size.q
-    output = reads * (error + (4 * operand + spread + decays) * (bound + written) + 2 * roundoffs.output * bound)
+    output = reads * (
+        error + (4 * operand + spread + decays) * (bound + written) + 2 * roundoffs.output * bound
+    )
     return ErrorBounds(final=last_of_each(error, start, cu_seqlens), output=output)

@@ -34,12 +34,16 @@ def plan(witness: Witness, info: KernelInfo, *, seed: int) -> Case | None:
     lengths = (inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]).tolist()
     return make(
         "exact-raw" if inputs.l2norm else "exact",
-        lengths=lengths, k_heads=inputs.q.shape[1], v_heads=inputs.heads,
-        dims=(inputs.q.shape[2], inputs.v.shape[2]), dtype=DTYPES[inputs.v.dtype],
+        lengths=lengths,
+        k_heads=inputs.q.shape[1],
+        v_heads=inputs.heads,
+        dims=(inputs.q.shape[2], inputs.v.shape[2]),
+        dtype=DTYPES[inputs.v.dtype],
         beta_dtype=DTYPES.get(inputs.beta.dtype, "fp32"),
-        state=_kinds(witness.case, len(lengths)), state_dtype="fp32" if state is None else DTYPES[state.dtype],
+        state=_kinds(witness.case, len(lengths)),
+        state_dtype="fp32" if state is None else DTYPES[state.dtype],
         seed=seed,
-    )  # fmt: skip
+    )
 
 
 def _kinds(case: Case, n_sequences: int) -> list[str]:

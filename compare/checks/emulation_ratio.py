@@ -42,7 +42,8 @@ NAMED_ROW = 4.0
 def widening(rows: int, entries: int) -> float:
     """Factor by which honest errors over so few independent draws may exceed their RMS."""
     draws = rows + entries / ENTRIES_PER_DRAW
-    return max(1.0, 1.2 * float(chi2.isf(TAIL, draws) / draws) ** 0.5 / RMS_LIMIT)
+    spread = (float(chi2.isf(TAIL, draws)) / draws) ** 0.5
+    return max(1.0, 1.2 * float(spread) / RMS_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,14 @@ def ratios(measured: Measured, scale: Scale) -> Ratios:
     score = torch.where(rms > floor, over_rms / (RMS_LIMIT * wide), 0.0)
     score = torch.maximum(score, torch.maximum(over_peak / (MAX_LIMIT * wide), over_row / ROW_LIMIT))
     return Ratios(
-        rms=over_rms, peak=_ratio(peak, scale.peak), rms_limit=RMS_LIMIT * wide, peak_limit=MAX_LIMIT * wide,
-        row=over_row, bad=score > 1, score=score,
-    )  # fmt: skip
+        rms=over_rms,
+        peak=_ratio(peak, scale.peak),
+        rms_limit=RMS_LIMIT * wide,
+        peak_limit=MAX_LIMIT * wide,
+        row=over_row,
+        bad=score > 1,
+        score=score,
+    )
 
 
 def _ratio(error: Tensor, honest: Tensor) -> Tensor:
@@ -106,9 +112,12 @@ def against(trial: Trial, measured_by_name: dict[str, Measured]) -> Outcome:
     largest = {f"{name}_rms_ratio": _largest(t.rms) for name, t in tables.items()}
     largest |= {f"{name}_max_ratio": _largest(t.peak) for name, t in tables.items()}
     numbers = {
-        **largest, "rms_limit": RMS_LIMIT, "max_limit": MAX_LIMIT, "profile": trial.yardstick.profile,
+        **largest,
+        "rms_limit": RMS_LIMIT,
+        "max_limit": MAX_LIMIT,
+        "profile": trial.yardstick.profile,
         "runs": trial.yardstick.runs,
-    }  # fmt: skip
+    }
     firing = {name: t for name, t in tables.items() if bool(t.bad.any())}
     if not firing:
         return Outcome(check=NAME, tier=TIER, status="ok", numbers=numbers)
@@ -133,14 +142,22 @@ def _fires(trial: Trial, name: str, measured: Measured, table: Ratios, numbers: 
     since = f"; first wrong at {where(first)}" if first is not None and first != place else ""
     error, truth = float(tiles.rms[tile, head]), float(tiles.truth_rms[tile, head])
     return Outcome(
-        check=NAME, tier=TIER, status="fires", place=place,
-        reason=f"{name} is wrong at {where(place)}: {rule}, relative RMS error {number(_share(error, truth))}; "
-        f"{many} above the limit{since}",
+        check=NAME,
+        tier=TIER,
+        status="fires",
+        place=place,
+        reason=f"{name} is wrong at {where(place)}: {rule}, relative RMS error "
+        f"{number(_share(error, truth))}; {many} above the limit{since}",
         numbers={
-            **numbers, "ratio": ratio, "bad_tiles": n_bad, "tiles": n_all, "tile_rms_error": error,
-            "tile_truth_rms": truth, "would_pass": {"atol": float(tiles.peak.max()), "rms_ratio": _largest(table.rms)},
+            **numbers,
+            "ratio": ratio,
+            "bad_tiles": n_bad,
+            "tiles": n_all,
+            "tile_rms_error": error,
+            "tile_truth_rms": truth,
+            "would_pass": {"atol": float(tiles.peak.max()), "rms_ratio": _largest(table.rms)},
         },
-    )  # fmt: skip
+    )
 
 
 def _rule(table: Ratios, pool: int, head: int) -> tuple[float, str]:

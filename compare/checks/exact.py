@@ -60,16 +60,26 @@ def _fires(trial: Trial, name: str, measured: Measured, want: Tensor, wrong: Ten
     # Only what is decisively wrong is read: the rest is taken as right.
     inputs, got = trial.witness.inputs, torch.where(wrong, measured.got.double(), want)
     reading = decode_exact(
-        got, want, v=inputs.v, cu_seqlens=inputs.cu_seqlens, scale=inputs.scale, initial_state=inputs.initial_state
+        got,
+        want,
+        v=inputs.v,
+        cu_seqlens=inputs.cu_seqlens,
+        scale=inputs.scale,
+        initial_state=inputs.initial_state,
     )
     assert reading is not None
     prefix = "" if name == NAME else "on an exact case of the same shape, "
     return Outcome(
-        check=name, tier=TIER, status="fires", place=place,
+        check=name,
+        tier=TIER,
+        status="fires",
+        place=place,
         reason=f"{prefix}{measured.tiles.tensor} is {reading.got:g} and must be exactly {reading.want:g} "
         f"{reading.text} ({int(rows.sum())} of {rows.numel()} rows are wrong)",
         numbers={
-            "got": reading.got, "want": reading.want, "wrong_rows": int(rows.sum()),
+            "got": reading.got,
+            "want": reading.want,
+            "wrong_rows": int(rows.sum()),
             "would_pass": {"atol": float((got - want).abs().nan_to_num(torch.inf).max())},
         },
-    )  # fmt: skip
+    )

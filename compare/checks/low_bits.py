@@ -39,11 +39,14 @@ def check(trial: Trial) -> Outcome:
             place = Place(tensor="state", class_="wrong", sequence=sequence, head=head)
             many = int(rounded.sum())
             return Outcome(
-                check=NAME, tier=TIER, status="fires", place=place,
-                reason=f"final state at {where(place)} was rounded to {name}: its low {bits} bits are zero in every "
-                f"entry, the truth's are not ({many} of {rounded.numel()} heads)",
+                check=NAME,
+                tier=TIER,
+                status="fires",
+                place=place,
+                reason=f"final state at {where(place)} was rounded to {name}: its low {bits} bits are zero "
+                f"in every entry, the truth's are not ({many} of {rounded.numel()} heads)",
                 numbers={"bits": bits, "heads": many},
-            )  # fmt: skip
+            )
     return Outcome(check=NAME, tier=TIER, status="ok")
 
 

@@ -38,8 +38,11 @@ def check(trial: Trial) -> Outcome:
     place = place_of_row(trial.measured["output"].tiles, row, head, "wrong")
     measured, allowed = float(norm[row, head]), float(limit[row, head])
     return Outcome(
-        check=NAME, tier=TIER, status="fires", place=place,
-        reason=f"output at {where(place)} has norm {measured:.4g}, above the bound {allowed:.4g} on any output "
-        "that these inputs can give",
+        check=NAME,
+        tier=TIER,
+        status="fires",
+        place=place,
+        reason=f"output at {where(place)} has norm {measured:.4g}, above the bound {allowed:.4g} on "
+        "any output that these inputs can give",
         numbers={"norm": measured, "limit": allowed, "would_pass": {"limit": measured}},
-    )  # fmt: skip
+    )

@@ -58,8 +58,16 @@ def _fires(trial: Trial, name: str, ratio: Tensor, error: Tensor, limit: Tensor)
     place = place_of_row(trial.measured[name].tiles, row, head, "wrong")
     measured, allowed = float(error[row, head]), float(limit[row, head])
     return Outcome(
-        check=NAME, tier=TIER, status="fires", place=place,
-        reason=f"{name} errs by {measured:.3g} at {where(place)}, {measured / allowed:.3g} times what rounding can "
-        "add there (running error bound)",
-        numbers={"error": measured, "limit": allowed, "ratio": measured / allowed, "would_pass": {"limit": measured}},
-    )  # fmt: skip
+        check=NAME,
+        tier=TIER,
+        status="fires",
+        place=place,
+        reason=f"{name} errs by {measured:.3g} at {where(place)}, {measured / allowed:.3g} times what "
+        "rounding can add there (running error bound)",
+        numbers={
+            "error": measured,
+            "limit": allowed,
+            "ratio": measured / allowed,
+            "would_pass": {"limit": measured},
+        },
+    )

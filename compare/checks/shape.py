@@ -20,7 +20,7 @@ NAME, TIER = "shape", 0
 def check(inputs: Inputs, outputs: Mapping[str, Tensor], *, state_asked: bool = True) -> Outcome:
     """Compare what came back with the shapes of the case. Raises nothing."""
     key, value = inputs.q.shape[-1], inputs.v.shape[-1]
-    wanted = {"output": (inputs.n_tokens, inputs.heads, value)}
+    wanted: dict[str, tuple[int, ...]] = {"output": (inputs.n_tokens, inputs.heads, value)}
     if state_asked:
         wanted["final_state"] = (inputs.n_sequences, inputs.heads, key, value)
     for name, shape in wanted.items():

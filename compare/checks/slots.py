@@ -25,7 +25,8 @@ def check(given: Mapping[str, Tensor], returned: Mapping[str, Tensor]) -> Outcom
         return Outcome(check=NAME, tier=TIER, status="not-applicable", reason="the kernel takes no pool")
     if after.shape != pool.shape:
         reason = f"the pool came back as {list(after.shape)}, not {list(pool.shape)}"
-        return Outcome(check=NAME, tier=TIER, status="fires", reason=reason, place=Place(tensor="state", class_="wrong"))
+        place = Place(tensor="state", class_="wrong")
+        return Outcome(check=NAME, tier=TIER, status="fires", reason=reason, place=place)
     owned = torch.zeros(pool.shape[0], dtype=torch.bool)
     slots = given["slot_indices"].long().cpu()
     owned[slots[slots >= 0]] = True
@@ -36,10 +37,14 @@ def check(given: Mapping[str, Tensor], returned: Mapping[str, Tensor]) -> Outcom
         return Outcome(check=NAME, tier=TIER, status="ok", numbers={"slots": int((~owned).sum())})
     slot, head = changed[0].tolist()
     return Outcome(
-        check=NAME, tier=TIER, status="fires", place=Place(tensor="state", class_="wrong", head=head),
-        reason=f"slot {slot}, which no sequence of the call owns, was written (head {head}, {len(changed)} rows in all)",
+        check=NAME,
+        tier=TIER,
+        status="fires",
+        place=Place(tensor="state", class_="wrong", head=head),
+        reason=f"slot {slot}, which no sequence of the call owns, was written (head {head}, "
+        f"{len(changed)} rows in all)",
         numbers={"slot": slot, "rows": len(changed)},
-    )  # fmt: skip
+    )
 
 
 def final_states(given: Mapping[str, Tensor], returned: Mapping[str, Tensor]) -> Tensor | None:

@@ -39,8 +39,11 @@ def check(trial: Trial) -> Outcome:
     place = Place(tensor="state", class_="wrong", sequence=sequence, head=head)
     measured, allowed = float(norm[sequence, head]), float(limit[sequence, head])
     return Outcome(
-        check=NAME, tier=TIER, status="fires", place=place,
-        reason=f"final state at {where(place)} has norm {measured:.4g}, above the bound {allowed:.4g} on any state "
-        "that these inputs can give",
+        check=NAME,
+        tier=TIER,
+        status="fires",
+        place=place,
+        reason=f"final state at {where(place)} has norm {measured:.4g}, above the bound {allowed:.4g} "
+        "on any state that these inputs can give",
         numbers={"norm": measured, "limit": allowed, "would_pass": {"limit": measured}},
-    )  # fmt: skip
+    )

@@ -32,18 +32,22 @@ def check(trial: Trial, atol: float, rtol: float) -> Outcome:
             row, head = divmod(int(excess.argmax()), excess.shape[1])
             place = place_of_row(measured.tiles, row, head, "wrong")
             return Outcome(
-                check=NAME, tier=TIER, status="fires", place=place,
-                reason=f"{name} at {where(place)} misses atol {number(atol)}, rtol {number(rtol)}: it needs atol "
-                f"{number(largest)} (a tolerance of the caller's, not a rule)",
+                check=NAME,
+                tier=TIER,
+                status="fires",
+                place=place,
+                reason=f"{name} at {where(place)} misses atol {number(atol)}, rtol {number(rtol)}: it needs "
+                f"atol {number(largest)} (a tolerance of the caller's, not a rule)",
                 numbers={"would_pass": {"atol": largest, "rtol": rtol}},
-            )  # fmt: skip
+            )
         needed = max(needed, largest)
-    reason = f"every entry is within atol {number(atol)}, rtol {number(rtol)} (a tolerance of the caller's, not a rule)"
+    tolerance = f"atol {number(atol)}, rtol {number(rtol)}"
+    reason = f"every entry is within {tolerance} (a tolerance of the caller's, not a rule)"
     return Outcome(check=NAME, tier=TIER, status="ok", reason=reason, numbers={"needed_atol": needed})
 
 
 def _excess(measured: Measured, rtol: float) -> torch.Tensor:
-    """[R, H] largest |error| - rtol |truth| of a row; entries that are not finite are left to `non-finite`."""
+    """[R, H] largest |error| - rtol |truth| of a row; entries that are not finite are left out."""
     rows, heads = measured.got.shape[:2]
     got, want = measured.got.flatten(2), measured.want.flatten(2)
     result = torch.zeros(rows, heads, dtype=torch.float64, device=want.device)

@@ -72,9 +72,12 @@ def compare_runs(
     worst = next((m for m in found if bool(m.beyond.any())), found[0])
     beyond = bool(worst.beyond.any())
     numbers = {
-        "rows": n_rows, "moved_rows": int(worst.rows.sum()), "largest_difference": worst.largest,
-        "promise": promise, "would_pass": {"atol": worst.largest},
-    }  # fmt: skip
+        "rows": n_rows,
+        "moved_rows": int(worst.rows.sum()),
+        "largest_difference": worst.largest,
+        "promise": promise,
+        "would_pass": {"atol": worst.largest},
+    }
     reason = _reason(expected, worst, promise, beyond)
     if promise == "promised" or beyond:
         return Outcome(
@@ -89,10 +92,13 @@ def _reason(expected: Expectation, worst: Moved, promise: Promise, beyond: bool)
     change = (
         "between two runs of the same input" if expected.relation == "run-to-run" else f"with {expected.what}"
     )
-    many = f"{int(worst.rows.sum())} rows of {worst.tensor} move {change}"
-    if expected.relation != "run-to-run":
-        many = f"{int(worst.rows.sum())} rows of {worst.tensor} that must not move do so {change} {expected.verb}"
-    return f"{expected.relation} ({promise}): {many}, first {full(worst.first)}, by up to {worst.largest:.3g}, {size}"
+    many = f"{int(worst.rows.sum())} rows of {worst.tensor}"
+    if expected.relation == "run-to-run":
+        moved = f"{many} move {change}"
+    else:
+        moved = f"{many} that must not move do so {change} {expected.verb}"
+    first = f"first {full(worst.first)}, by up to {worst.largest:.3g}"
+    return f"{expected.relation} ({promise}): {moved}, {first}, {size}"
 
 
 def _exercised(trial: Trial, expected: Expectation, output: Tensor) -> bool:
@@ -107,9 +113,13 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _moved(
-    trial: Trial, expected: Expectation, name: str, first: Tensor | None, again: Tensor | None,
+    trial: Trial,
+    expected: Expectation,
+    name: str,
+    first: Tensor | None,
+    again: Tensor | None,
     rows: tuple[Tensor, Tensor],
-) -> Moved | None:  # fmt: skip
+) -> Moved | None:
     """Compare one tensor; None where every bit is the same."""
     base_rows, own_rows = rows
     if first is None or again is None or len(base_rows) == 0:
@@ -154,7 +164,7 @@ def _beyond(
     entries = sum_over_tiles(count, tiles)
     rms = (sum_over_tiles(square, tiles) / entries.clamp(min=1)).sqrt()
     peak = max_over_tiles(clear, tiles)
-    largest = float(max(errors.peak.max(), torch.inf if bool(broken.any()) else 0.0))
+    largest = float("inf") if bool(broken.any()) else float(errors.peak.max())
     if trial.witness.inputs.g.ndim == 3:
         return peak > 0, largest
     scale = trial.yardstick.of(name)

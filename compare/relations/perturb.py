@@ -28,10 +28,12 @@ def replace_tokens(inputs: Inputs, rows: Tensor, *, seed: int, salt: int) -> Inp
     dice = generator(seed, salt)
     return msgspec.structs.replace(
         inputs,
-        q=_turned(inputs.q, rows, dice), k=_turned(inputs.k, rows, dice), v=_loud(inputs.v, rows, dice),
+        q=_turned(inputs.q, rows, dice),
+        k=_turned(inputs.k, rows, dice),
+        v=_loud(inputs.v, rows, dice),
         g=_put(inputs.g, rows, _other_decay(inputs.g[rows], dice)),
         beta=_put(inputs.beta, rows, _other_beta(inputs.beta[rows], dice)),
-    )  # fmt: skip
+    )
 
 
 def replace_states(inputs: Inputs, sequences: Tensor, *, seed: int, salt: int) -> Inputs:

@@ -25,7 +25,7 @@ RELATIONS: dict[str, Planner] = {
     isolation.NAME: isolation.plan,
 }
 QUICK = (causality.NAME, isolation.NAME)
-# A first call that took longer (seconds) makes `auto` quick; far above what a busy machine makes of a small case.
+# A first call that took longer (seconds) makes `auto` quick; a busy machine makes no small case that slow.
 SLOW_SECONDS = 20.0
 
 

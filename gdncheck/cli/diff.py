@@ -13,6 +13,9 @@ import click
 from gdncheck.cli.options import captures_option, run_options
 from gdncheck.cli.repeat import command_line
 
+# Columns of a report that goes into a file or a pipe.
+PIPE_WIDTH = 140
+
 
 @click.command()
 @click.argument("cases", nargs=-1, metavar="[CASE [OTHER]]", type=click.Path())
@@ -21,13 +24,18 @@ from gdncheck.cli.repeat import command_line
 )
 @captures_option
 @click.option(
-    "--first", type=click.IntRange(min=1), metavar="N",
+    "--first",
+    type=click.IntRange(min=1),
+    metavar="N",
     help="Judge the first N tokens of the first sequence only (for kernels that are slow here).",
-)  # fmt: skip
+)
 @click.option(
-    "--relations", type=click.Choice(["auto", "none", "quick", "all"]), default="auto", show_default=True,
-    help="Relations that cost runs of their own; auto: all, or quick for a kernel that takes seconds per call.",
-)  # fmt: skip
+    "--relations",
+    type=click.Choice(["auto", "none", "quick", "all"]),
+    default="auto",
+    show_default=True,
+    help="Relations that cost runs of their own; auto: all, or quick for a slow kernel.",
+)
 @click.option("--atol", type=float, metavar="X", help="Decide by this absolute tolerance, and say so.")
 @click.option("--rtol", type=float, metavar="X", help="Decide by this relative tolerance, and say so.")
 @click.option(
@@ -35,10 +43,21 @@ from gdncheck.cli.repeat import command_line
 )
 @run_options
 def diff(
-    cases: tuple[str, ...], layer: int | None, captures: str, first: int | None, relations: str, atol: float | None,
-    rtol: float | None, out: str | None, kernels: tuple[str, ...], device: str, time_limit: float, seed: int,
-    strict: bool, as_json: bool,
-) -> int:  # fmt: skip
+    cases: tuple[str, ...],
+    layer: int | None,
+    captures: str,
+    first: int | None,
+    relations: Any,
+    atol: float | None,
+    rtol: float | None,
+    out: str | None,
+    kernels: tuple[str, ...],
+    device: str,
+    time_limit: float,
+    seed: int,
+    strict: bool,
+    as_json: bool,
+) -> int:
     """Judge kernels on CASE, on a captured layer, or on all of them; with two cases, say how they differ.
 
     Each kernel gets a verdict, the rule that decided, and where it fails first.
@@ -61,10 +80,21 @@ def diff(
 
     with Progress() as say:
         report = run_diff(
-            cases[0] if cases else None, kernels=kernels or None, layer=layer, captures=captures, device=device,
-            time_limit=time_limit, seed=seed, strict=strict, relations=relations, first=first,  # type: ignore[arg-type]
-            atol=atol, rtol=rtol, progress=say, command=command_line(click.get_current_context()),
-        )  # fmt: skip
+            cases[0] if cases else None,
+            kernels=kernels or None,
+            layer=layer,
+            captures=captures,
+            device=device,
+            time_limit=time_limit,
+            seed=seed,
+            strict=strict,
+            relations=relations,
+            first=first,
+            atol=atol,
+            rtol=rtol,
+            progress=say,
+            command=command_line(click.get_current_context()),
+        )
     _print(report, as_json=as_json, out=out)
     return report.exit_status
 
@@ -79,7 +109,9 @@ def _print(report: Any, *, as_json: bool, out: str | None) -> None:
     if as_json:
         click.echo(dumps(report))
     else:
-        print_report(report, Console(soft_wrap=False))
+        console = Console()
+        # A pipe has no width; tables need one that holds a row.
+        print_report(report, console if console.is_terminal else Console(width=PIPE_WIDTH))
     if out is not None:
         from gdncheck.compare.report import write_report
 

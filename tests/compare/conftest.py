@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from gdncheck.capture.make import make
 from gdncheck.compare.session import Settings, diff_one
 from gdncheck.compare.soundness import soundness_of
@@ -60,7 +59,9 @@ def chunk_bf16(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu
 
 def recurrent_fp32(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens):
     """An honest float32 recurrence that rounds only its output."""
-    result = emulate_recurrent(q, k, v, g, beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens)
+    result = emulate_recurrent(
+        q, k, v, g, beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens
+    )
     return result.output.to(v.dtype), result.final_state.float()
 
 
@@ -88,7 +89,9 @@ def verdict_on():
     def judge(function, case, *, capabilities=None, runner=None, **settings):
         witness = Witness(case)
         chosen = {"relations": "all", **settings}
-        return diff_one(runner or InProcess(function, capabilities), witness, soundness_of(witness), Settings(**chosen))
+        return diff_one(
+            runner or InProcess(function, capabilities), witness, soundness_of(witness), Settings(**chosen)
+        )
 
     return judge
 
@@ -96,3 +99,17 @@ def verdict_on():
 @pytest.fixture(scope="session")
 def in_process():
     return InProcess
+
+
+@pytest.fixture(scope="session")
+def as_rule():
+    """Give a function of (q, k, v, g, beta, **options) the signature of a kernel by import path."""
+
+    def wrap(function):
+        def rule(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens):
+            options = {"scale": scale, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
+            return function(q, k, v, g, beta, output_final_state=output_final_state, **options)
+
+        return rule
+
+    return wrap

@@ -16,13 +16,28 @@ class Fault:
         self.honest, self.before, self.after = honest, before, after
 
     def __call__(self, q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens):
-        call = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "cu_seqlens": cu_seqlens, "state": initial_state}
+        call = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "g": g,
+            "beta": beta,
+            "cu_seqlens": cu_seqlens,
+            "state": initial_state,
+        }
         if self.before:
             call = {**call, **self.before(call)}
         output, state = self.honest(
-            call["q"], call["k"], call["v"], call["g"], call["beta"], scale=scale, initial_state=call["state"],
-            output_final_state=output_final_state, cu_seqlens=call["cu_seqlens"],
-        )  # fmt: skip
+            call["q"],
+            call["k"],
+            call["v"],
+            call["g"],
+            call["beta"],
+            scale=scale,
+            initial_state=call["state"],
+            output_final_state=output_final_state,
+            cu_seqlens=call["cu_seqlens"],
+        )
         if self.after:
             output, state = self.after(call, output.clone(), state.clone())
         return output, state
@@ -188,7 +203,13 @@ def test_a_non_finite_state_alone_goes_unseen(honest, case_of, verdict_on):
 
     result = verdict_on(Fault(honest.chunk, None, spoil), case_of(lengths=LENGTHS), relations="none")
     place = result.ruling.first_nonfinite
-    assert (result.verdict, place.tensor, place.class_, place.sequence, place.head) == ("fail", "state", "+inf", 1, 0)
+    assert (result.verdict, place.tensor, place.class_, place.sequence, place.head) == (
+        "fail",
+        "state",
+        "+inf",
+        1,
+        0,
+    )
 
 
 def test_a_state_rounded_to_bf16_hides_in_the_ratio(honest, case_of, verdict_on):

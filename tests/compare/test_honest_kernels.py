@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from gdncheck.reference.variants import honest_variants
 
 SHAPES = {
@@ -20,7 +19,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_sound_kernel_is_accused(shape, dtype, honest, case_of, verdict_on):
+def test_a_sound_kernel_is_accused(shape, dtype, honest, case_of, verdict_on, as_rule):
     case = case_of(dtype=dtype, **SHAPES[shape])
     for kernel in (honest.chunk, honest.recurrent):
         result = verdict_on(kernel, case)
@@ -29,48 +28,48 @@ def test_a_sound_kernel_is_accused(shape, dtype, honest, case_of, verdict_on):
         assert result.ruling.worst_tile is None
 
 
-@pytest.mark.parametrize("family", ["parallel-keys", "identical-keys", "tiny-decay", "no-decay", "mixed-decay", "exact"])
-def test_a_sound_kernel_is_accused_on_a_hard_family(family, honest, case_of, verdict_on):
+@pytest.mark.parametrize(
+    "family", ["parallel-keys", "identical-keys", "tiny-decay", "no-decay", "mixed-decay", "exact"]
+)
+def test_a_sound_kernel_is_accused_on_a_hard_family(family, honest, case_of, verdict_on, as_rule):
     for seed in range(2):
-        case = case_of(family, seed=seed, lengths=[130, 17], dtype=random.Random(seed).choice(["bf16", "fp32"]))
+        case = case_of(
+            family, seed=seed, lengths=[130, 17], dtype=random.Random(seed).choice(["bf16", "fp32"])
+        )
         for kernel in (honest.chunk, honest.recurrent):
             result = verdict_on(kernel, case)
             assert result.verdict == "pass", result.ruling.reason
 
 
 @pytest.mark.parametrize("chunk_size", [16, 32, 128])
-def test_a_sound_kernel_of_an_undeclared_chunk_size_is_accused(chunk_size, honest, case_of, verdict_on):
+def test_a_sound_kernel_of_an_undeclared_chunk_size_is_accused(
+    chunk_size, honest, case_of, verdict_on, as_rule
+):
     def kernel(*tensors, **options):
         return honest.chunk(*tensors, chunk_size=chunk_size, **options)
 
     for family, dtype in (("parallel-keys", "bf16"), ("qwen", "fp32")):
-        result = verdict_on(kernel_of(kernel), case_of(family, dtype=dtype))
+        result = verdict_on(as_rule(kernel), case_of(family, dtype=dtype))
         assert result.verdict == "pass", result.ruling.reason
-
-
-def kernel_of(function):
-    """The signature that a kernel by import path must have."""
-
-    def rule(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens):
-        return function(
-            q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-            cu_seqlens=cu_seqlens,
-        )  # fmt: skip
-
-    return rule
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
-def test_a_sound_variant_is_accused_on_a_random_case(seed, honest, case_of, verdict_on):
+def test_a_sound_variant_is_accused_on_a_random_case(seed, honest, case_of, verdict_on, as_rule):
     dice = random.Random(seed)
     heads = dice.choice([1, 2])
     case = case_of(
-        dice.choice(["qwen", "gaussian", "parallel-keys", "tiny-decay", "no-decay", "mixed-decay", "beta-zero"]),
+        dice.choice(
+            ["qwen", "gaussian", "parallel-keys", "tiny-decay", "no-decay", "mixed-decay", "beta-zero"]
+        ),
         lengths=[dice.choice([0, 1, 15, 64, 65, dice.randint(1, 300)]) for _ in range(dice.randint(1, 4))],
-        k_heads=heads, v_heads=heads * dice.choice([1, 2, 4]), dims=(dice.choice([32, 64]), dice.choice([32, 128])),
-        dtype=dice.choice(["bf16", "fp16", "fp32"]), state=dice.choice(["none", "random"]), seed=seed,
-    )  # fmt: skip
+        k_heads=heads,
+        v_heads=heads * dice.choice([1, 2, 4]),
+        dims=(dice.choice([32, 64]), dice.choice([32, 128])),
+        dtype=dice.choice(["bf16", "fp16", "fp32"]),
+        state=dice.choice(["none", "random"]),
+        seed=seed,
+    )
     variant = dice.choice(honest_variants(8, seed=1000 + seed))
-    kernel = kernel_of(lambda *t, **o: honest.chunk(*t, variant=variant, chunk_size=dice.choice([32, 64]), **o))
+    kernel = as_rule(lambda *t, **o: honest.chunk(*t, variant=variant, chunk_size=dice.choice([32, 64]), **o))
     assert verdict_on(kernel, case, relations="none").verdict == "pass"
