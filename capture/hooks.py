@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ def recording(
         for owner, name in _seams([modules[layer] for layer in layers]):
             original = getattr(owner, name)
             setattr(owner, name, recorder.wrap(original))
-            undo.append(lambda owner=owner, name=name, original=original: setattr(owner, name, original))
+            undo.append(partial(setattr, owner, name, original))
         yield
     finally:
         for step in reversed(undo):
@@ -268,7 +269,7 @@ def loaded(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def core_weights(module: nn.Module) -> dict[str, Tensor | None]:
+def core_weights(module: Any) -> dict[str, Tensor | None]:
     """conv_weight [D, W], conv_bias [D], A_log, dt_bias [HV], norm_weight [V] as CPU copies."""
     weights: dict[str, Tensor | None] = {}
     with loaded(module):

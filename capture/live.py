@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .casefile import write_case
 from .checkpoint import model_shape, read_config
@@ -85,7 +85,7 @@ def capture_live(request: CaptureRequest, model_name: str, tell: Tell) -> Captur
 
 
 def run_calls(
-    model: nn.Module, ids: list[int], lengths: list[int], *, decode: int = 0,
+    model: Any, ids: list[int], lengths: list[int], *, decode: int = 0,
     before: Callable[[int, int, int], None] = lambda call, length, calls: None,
 ) -> tuple[Logits, list[int]]:  # fmt: skip
     """Feed the ids in calls of these lengths through one cache, then `decode` greedy tokens one by one.
@@ -114,7 +114,7 @@ def run_calls(
     return control.result(), generated
 
 
-def forward(model: nn.Module, cache: Any, ids: list[int]) -> Tensor:
+def forward(model: Any, cache: Any, ids: list[int]) -> Tensor:
     """Last hidden states [1, T, hidden] of one call; the cache moves on."""
     base = model.base_model
     # Renamed between 5.7 and 5.24.
@@ -123,13 +123,14 @@ def forward(model: nn.Module, cache: Any, ids: list[int]) -> Tensor:
     hook = getattr(embedding, "_hf_hook", None)
     device = getattr(hook, "execution_device", None) if hook else embedding.weight.device
     input_ids = torch.tensor([ids], device=device)
-    return base(input_ids=input_ids, use_cache=True, **{word: cache}).last_hidden_state
+    hidden: Tensor = base(input_ids=input_ids, use_cache=True, **{word: cache}).last_hidden_state
+    return hidden
 
 
 class Control:
     """Checks the logits of every position for finiteness, a few positions at a time."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.head = model.get_output_embeddings()
         self.n_positions = self.n_nonfinite = 0
         self.first: dict[str, Any] | None = None
@@ -138,7 +139,7 @@ class Control:
     def look(self, hidden: Tensor, call: int, start: int) -> int:
         """Check one call's positions [1, T, hidden]; returns the greedy next id."""
         best = 0
-        for piece in hidden.split(POSITIONS, dim=1):
+        for piece in torch.split(hidden, POSITIONS, dim=1):
             logits = self.head(piece)[0]
             bad = (~torch.isfinite(logits)).any(-1)
             if self.first is None and bool(bad.any()):

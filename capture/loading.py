@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from .errors import BadInput, CannotRun
 from .fingerprint import package_version
@@ -59,7 +58,7 @@ def tokenize(directory: Path, request: CaptureRequest) -> list[int]:
     return [int(token) for token in ids]
 
 
-def load_model(request: CaptureRequest, device: torch.device) -> nn.Module:
+def load_model(request: CaptureRequest, device: torch.device) -> Any:
     """The checkpoint as its causal language model, in eval mode.
 
     With early_stop the layers after the last one asked for are not even loaded. Raises BadInput where
@@ -141,7 +140,7 @@ def import_transformers() -> Any:
             f"transformers cannot be imported ({first_line(error)}); pip install 'transformers>=5.7'"
         ) from None
     with contextlib.suppress(AttributeError):
-        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     return transformers
 
 

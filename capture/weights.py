@@ -103,7 +103,7 @@ class CheckpointFiles:
         return None
 
     def _stacked(self, layer: int, prefix: str, parts: tuple[str, ...]) -> Tensor | None:
-        rows = []
+        rows: list[Tensor] = []
         while (layer, f"{prefix}.{len(rows)}.{parts[0]}.weight") in self.by_layer:
             names = [(layer, f"{prefix}.{len(rows)}.{part}.weight") for part in parts]
             if any(name not in self.by_layer for name in names):
@@ -113,7 +113,8 @@ class CheckpointFiles:
 
     def _read(self, name: str) -> Tensor:
         with _opened(self.directory / self.file_of[name]) as file:
-            return file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
 
 
 def _parameters(block: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -26,7 +26,7 @@ class Limit(tuple[str, str]):
         return "=".join(self)
 
 
-class Split(click.ParamType):
+class Split(click.ParamType):  # type: ignore[type-arg]
     """`2048` (every 2048 tokens) or `64,65` (these lengths, then the rest)."""
 
     name = "n|n,n,..."
@@ -41,7 +41,7 @@ class Split(click.ParamType):
         return lengths[0] if len(lengths) == 1 and "," not in str(value) else lengths
 
 
-class Memory(click.ParamType):
+class Memory(click.ParamType):  # type: ignore[type-arg]
     """`cpu=20GiB`: the most that a device may hold of the model."""
 
     name = "device=size"

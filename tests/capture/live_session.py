@@ -159,10 +159,10 @@ def checkpoints(tokenizer: Path, out: Path) -> dict[str, Any]:
     wanted: dict[str, dict[str, Any]] = {
         "whole": {},
         "rule": {"what": "rule", "layers": [2]},
-        "split": {"split": [40, 1]},
+        "split": {"split": [2, 40, 1]},
         "stopped": {"early_stop": True},
-        "offloaded": {"device_map": "disk", "split": [40, 1]},
-        "offloaded and stopped": {"device_map": "disk", "early_stop": True, "split": [40, 1]},
+        "offloaded": {"device_map": "disk", "split": [2, 40, 1]},
+        "offloaded and stopped": {"device_map": "disk", "early_stop": True, "split": [2, 40, 1]},
         "text": {"early_stop": True, "layers": [0], **text},
         "float32": {"dtype": "float32", "early_stop": True},
         "nan weight": {"directory": str(bad)},

@@ -7,6 +7,7 @@ caches the state in bfloat16.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -235,8 +236,11 @@ def test_padded_call_is_refused_with_the_number_of_padded_positions(session: Ses
 def test_run_in_one_piece_equals_its_splits_put_together(session: Session) -> None:
     for layer in (1, 2):
         whole = session.captured("whole", layer)
-        parts = [session.captured("split", layer, call) for call in range(3)]
-        assert [len(part["v"]) for part in parts] == [40, 1, 43]
+        parts = [session.captured("split", layer, call) for call in range(4)]
+        # The first call is shorter than the conv's window.
+        assert [len(part["v"]) for part in parts] == [2, 40, 1, 41]
+        for last, part in itertools.pairwise(parts):
+            assert torch.equal(part["conv_state"], last["observed_conv_state"])
         for tensor in ("q", "k", "v", "g", "beta", "conv_input", "z", "observed_output"):
             close(torch.cat([part[tensor] for part in parts]), whole[tensor], 8 * BF16)
         close(parts[-1]["observed_final_state"], whole["observed_final_state"], 8 * BF16)
