@@ -123,7 +123,7 @@ def content_hash(tensors: dict[str, Tensor], document: dict[str, Any]) -> str:
         digest.update(_canonical_json(line).encode() + b"\n")
         flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
         for start in range(0, flat.numel(), HASH_BLOCK):
-            digest.update(memoryview(flat[start : start + HASH_BLOCK].numpy()))
+            digest.update(flat[start : start + HASH_BLOCK].numpy().data)
     rest = {key: value for key, value in document.items() if key != "content_hash"}
     digest.update(_canonical_json(rest).encode())
     return digest.hexdigest()

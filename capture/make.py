@@ -7,7 +7,7 @@ named in a bug report instead of being sent. What a family draws is `capture.syn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -50,7 +50,7 @@ def make(
     seed: int = 0,
     beta_dtype: str | None = None,
     state_dtype: str = "fp32",
-    qk: str | None = None,
+    qk: Literal["raw", "normalised"] | None = None,
 ) -> Case:
     """A synthetic case of a family.
 

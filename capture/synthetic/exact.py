@@ -28,11 +28,11 @@ def key_indices(shape: Shape, draw: Draw) -> Tensor:
     Low channels are preferred, so repeats do occur.
     """
     wish = draw.uniform("k", shape.n_tokens, shape.k_heads)
-    wish = torch.floor(wish * wish * shape.key_dim).long().tolist()
+    wanted: list[list[int]] = torch.floor(wish * wish * shape.key_dim).long().tolist()
     chosen = torch.full((shape.n_tokens, shape.k_heads), -1)
     for start, length in shape.spans:
         for head in range(shape.k_heads):
-            row = _deal([wish[start + t][head] for t in range(length)], shape.key_dim)
+            row = _deal([wanted[start + t][head] for t in range(length)], shape.key_dim)
             chosen[start : start + length, head] = torch.tensor(row, dtype=torch.int64)
     return chosen
 

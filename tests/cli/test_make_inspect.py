@@ -48,8 +48,8 @@ def test_make_writes_the_case_that_the_library_makes(run, tmp_path):
     assert str(path) in out
     assert "41 tokens in 3 sequences" in out
     twin = make_case(
-        "exact", lengths=[40, 0, 1], k_heads=1, v_heads=3, dims=(16, 8), dtype="fp16", beta_dtype="fp32", seed=9,
-        state="random,none,stale",
+        "exact", lengths=[40, 0, 1], k_heads=1, v_heads=3, dims=(16, 8), dtype="fp16", beta_dtype="fp32",
+        seed=9, state="random,none,stale",
     )  # fmt: skip
     assert read_case(path).content_hash == twin.content_hash
 
