@@ -110,10 +110,13 @@ class Arithmetic:
             dice = torch.randint(0, 2 * _ONE_IN, (_POOL,), device=self._device, generator=self._dice)
             ulps = (dice == 0).to(self.dtype) - (dice == 1).to(self.dtype)
             # A relative 2^-23 is one float32 ulp at the lower end of a binade and two at its upper end.
-            self._pool = 1 + ulps * 2.0**-23
-        start = int(torch.randint(0, _POOL, (1,), generator=self._starts))
-        turned = self._pool.roll(start)
-        factors = turned.repeat(-(-x.numel() // _POOL))[: x.numel()]
+            pool = 1 + ulps * 2.0**-23
+            # Twice, so that a turned pool is a slice of it and costs no copy.
+            self._pool = torch.cat((pool, pool))
+        first = _POOL - int(torch.randint(0, _POOL, (1,), generator=self._starts))
+        factors = self._pool[first : first + min(x.numel(), _POOL)]
+        if x.numel() > _POOL:
+            factors = factors.repeat(-(-x.numel() // _POOL))[: x.numel()]
         return x * factors.view(x.shape)
 
 
