@@ -7,6 +7,8 @@ What needs a fetched version is skipped with the reason where it cannot be had.
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from gdncheck.capture.errors import CannotRun
@@ -252,3 +254,26 @@ def test_state_dtype_rounds_the_state_at_the_hand_over(engine):
     assert kept.dtype == torch.bfloat16
     rounded = case.with_tensors(initial_state=case["initial_state"].to(torch.bfloat16))
     assert torch.equal(kept, run(handle, call_of(rounded))["final_state"])
+
+
+@slow
+def test_working_tree_with_one_line_changed_is_told_from_its_release(engine, tmp_path):
+    """`vllm.chunk@path:DIR`: the released files as a tree, then without the diagonal of the output mask."""
+    released = opened(engine, "vllm.chunk@0.33.0")
+    case = case_of("vllm.chunk@0.33.0", lengths=[70])
+    wanted = run(released, call_of(case))
+    shutil.copytree(released.spec.sys_path[0], tmp_path / "same")
+    shutil.copytree(released.spec.sys_path[0], tmp_path / "changed")
+    file = tmp_path / "changed" / "vllm/third_party/flash_linear_attention/ops/chunk_o.py"
+    source = file.read_text()
+    assert source.count("o_t[:, None] >= o_t[None, :]") == 1
+    file.write_text(source.replace("o_t[:, None] >= o_t[None, :]", "o_t[:, None] > o_t[None, :]"))
+    same = run(opened(engine, f"vllm.chunk@path:{tmp_path / 'same'}"), call_of(case))
+    assert torch.equal(same["output"], wanted["output"])
+    changed = opened(engine, f"vllm.chunk@path:{tmp_path / 'changed'}")
+    assert changed.info.capabilities.profile == "fla-0.4", "a tree is known by what lies in it"
+    outputs = run(changed, call_of(case))
+    assert error(outputs["output"], true(case)[0]) > 3 * LIMIT
+    assert torch.equal(outputs["final_state"], wanted["final_state"]), (
+        "the output's mask cannot move the state"
+    )
