@@ -38,6 +38,8 @@ class Witness:
         self._yardsticks: dict[tuple[object, ...], Yardstick] = {}
         self._output_maps: dict[int, TileMap] = {}
         self._error_bounds: dict[Roundoffs, ErrorBounds] = {}
+        # What others measure once per case (the stages' yardsticks), under keys of their own.
+        self.kept: dict[tuple[object, ...], object] = {}
 
     @property
     def device(self) -> torch.device:

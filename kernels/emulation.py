@@ -8,7 +8,9 @@ summation order go through the same worker and verdict. Its precision is an opti
 - `casts`: {cast point: format}, on top of the profile;
 - `mode`: nearest-even, toward-zero, nearest-away or stochastic;
 - `seed`: of stochastic rounding and of the variant;
-- `variant`: number of an honest variant, 1 to 8.
+- `variant`: number of an honest variant, 1 to 8;
+- `stages`: give every stage's value beside the result; `stage`: run one stage on given values
+  (`emulation_stages`).
 
 Leaves to others: the algorithm (`reference.emulation`), its contract (`contracts_fla`).
 """
@@ -28,12 +30,12 @@ from ..reference.emulation_recurrent import emulate_recurrent
 from ..reference.precision import PROFILES, Precision, precision_for
 from ..reference.rounding import MODES, format_of
 from ..reference.variants import Variant, honest_variants
-from . import layouts
+from . import emulation_stages, layouts
 from .contract import Capabilities, Contract
 from .contracts_fla import emulation_contract
 from .interface import KernelCall, KernelInfo, RunOptions
 
-EXTRA = ("profile", "casts", "mode", "seed", "variant")
+EXTRA = ("profile", "casts", "mode", "seed", "variant", "stages", "stage")
 VARIANTS = 8
 
 
@@ -92,10 +94,14 @@ class EmulationKernel:
             call, q=q, k=k, precision=precision, generator=generator, variant=self._variant(options, seed),
             l2norm=options.qk == "raw" and not before,
         )  # fmt: skip
+        if call.options.extra.get("stage") is not None:
+            return emulation_stages.outputs_of(call, precision, result)
         outputs = {"output": result.output.to(t["v"].dtype)}
         if options.output_final_state:
             dtype = torch.float32 if state_dtype is None else layouts.DTYPES[state_dtype]
             outputs["final_state"] = result.final_state.to(dtype)
+        if call.options.extra.get("stages"):
+            outputs = {**emulation_stages.values_of(call, precision, result), **outputs}
         return outputs
 
     def _precision(self, options: RunOptions, device: str) -> Precision:
@@ -154,7 +160,8 @@ class EmulationChunk(EmulationKernel):
         if size not in self.capabilities.chunk_sizes:
             known = ", ".join(map(str, self.capabilities.chunk_sizes))
             raise Refused(f"chunk size {size} is none of {known}")
-        return emulate_chunk(**_shared(call), **arguments, chunk_size=size)
+        stages = emulation_stages.arguments(call, arguments["precision"])
+        return emulate_chunk(**_shared(call), **arguments, **stages, chunk_size=size)
 
 
 class EmulationRecurrent(EmulationKernel):
@@ -172,6 +179,8 @@ class EmulationRecurrent(EmulationKernel):
     def _emulate(self, call: KernelCall, **arguments: Any) -> EmulationResult:
         if call.options.chunk_size is not None:
             raise Refused(f"chunk size {call.options.chunk_size}: a recurrent kernel has no chunks")
+        if call.options.extra.get("stages") or call.options.extra.get("stage") is not None:
+            raise Refused("emulation.recurrent has no stages; the chunk form has (emulation.chunk)")
         return emulate_recurrent(**_shared(call), **arguments)
 
 

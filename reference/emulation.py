@@ -65,6 +65,7 @@ def emulate_chunk(
     generator: torch.Generator | None = None,
     stages: bool = False,
     overrides: Mapping[str, Override] | None = None,
+    before_overrides: bool = False,
 ) -> EmulationResult:
     """Run the chunk algorithm as a kernel with this precision would.
 
@@ -77,6 +78,8 @@ def emulate_chunk(
     generator: for stochastic rounding.
     overrides: stage tensor -> its replacement: a tensor laid out as in `EmulationResult.stages`, or a
     function from the computed tensor, [HV, chunks, C, X] and for `h` [HV, K, V], to another of that shape.
+    before_overrides: `stages` keeps what each stage computed, not what replaced it. With every stage
+    replaced by given values, one run then shows what each stage makes of given inputs.
     Raises ValueError for shapes, dtypes or names that do not fit.
     """
     if variant is not None and variant.chunk_size is not None:
@@ -93,7 +96,9 @@ def emulate_chunk(
         precision, native=q.dtype, beta=beta.dtype, device=q.device, variant=variant, generator=generator
     )
     with torch.no_grad(), ieee_matmul():
-        return _Run(inputs, arithmetic, chunk_size, l2norm, stages, overrides or {}).result()
+        run = _Run(inputs, arithmetic, chunk_size, l2norm, stages, overrides or {})
+        run.before_overrides = before_overrides
+        return run.result()
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ class _Run:
         self.size = chunk_size
         self.l2norm = l2norm
         self.overrides = overrides
+        self.before_overrides = False
         self.plan = _plan(inputs.lengths, inputs.starts, chunk_size)
         zeros, tokens, hv, dk, dv = arithmetic.zeros, inputs.tokens, inputs.hv, inputs.dk, inputs.dv
         self.starting: Tensor | None = None
@@ -232,10 +238,11 @@ class _Run:
             if chunk.opens:
                 self.state = self._fresh(chunk.sequence)
             last = total[:, p, chunk.length - 1]
-            h = self._override("h", a.cast("h", self.state), piece.first + p)
+            own = a.cast("h", self.state)
+            h = self._override("h", own, piece.first + p)
             stored[:, p] = h
             if "h" in self.stages:
-                self.stages["h"][piece.first + p] = h
+                self.stages["h"][piece.first + p] = own if self.before_overrides else h
             new = u[:, p] - a.dot("h", w[:, p], a.cast("h_dot", self.state))
             v_new[:, p] = a.cast("v_new", new)
             left = torch.where(piece.valid[p], (last[:, None] - total[:, p]).exp(), 0.0)[..., None]
@@ -267,7 +274,7 @@ class _Run:
 
     def _stage(self, name: str, value: Tensor, piece: _Piece) -> Tensor:
         """Replace a stage's value if the caller wants, and keep it if asked for."""
-        override = self.overrides.get(name)
+        override, own = self.overrides.get(name), value
         if isinstance(override, Tensor):
             given = override[..., None] if name == "cumsum" else override
             value = self._take(given, piece)
@@ -275,7 +282,8 @@ class _Run:
             value = override(value)
         if name in self.stages:
             target = self.stages[name]
-            self._put(target[..., None] if name == "cumsum" else target, value, piece)
+            kept = own if self.before_overrides else value
+            self._put(target[..., None] if name == "cumsum" else target, kept, piece)
         return value
 
     def _override(self, name: str, value: Tensor, chunk: int) -> Tensor:
