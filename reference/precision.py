@@ -209,12 +209,20 @@ PROFILES: dict[str, Precision] = {
             "intermediate in it, float32 accumulation, state and cumsum; float32 inputs on a GPU in tf32",
         ),
         Precision(
+            "generic-doubling",
+            casts={**_FLA_CASTS, "beta": "native", "k_beta": "native"},
+            dots=_ALL_TF32,
+            solve="doubling",
+            source="generic, for a kernel that inverts by doubling: its powers of A cost digits that other "
+            "ways keep, so it is a profile of its own and must be declared",
+        ),
+        Precision(
             "vllm-0.19",
             casts={**_FLA_CASTS, "k_beta": "native"},
             dots=_FLA_DOTS,
             kkt_from="k_beta",
             source="vllm 0.19.1: model_executor/layers/fla/ops/*.py; as fla-core 0.4.0, but k * beta is "
-            "cast to the dtype of k before kkt (from 0.23 it is not: profile fla-0.4)",
+            "cast to the dtype of k before kkt (from 0.21.0 it is not: profile fla-0.4)",
         ),
         Precision(
             "sglang-0.5",
