@@ -101,7 +101,9 @@ def load(request: Open) -> tuple[Adapter, KernelInfo, Device]:
         adapter = factory(version=spec.version)
     info = adapter.describe()
     environment = {**_environment(device), **info.environment}
-    return adapter, msgspec.structs.replace(info, environment=environment), device
+    # Two working trees of one package differ in where they lie only, which an adapter is not told.
+    name = spec.name if "@path:" in spec.name or "@git:" in spec.name else info.name
+    return adapter, msgspec.structs.replace(info, name=name, environment=environment), device
 
 
 def _adapter_class(spec: KernelSpec) -> Any:

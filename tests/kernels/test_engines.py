@@ -272,6 +272,7 @@ def test_working_tree_with_one_line_changed_is_told_from_its_release(engine, tmp
     assert torch.equal(same["output"], wanted["output"])
     changed = opened(engine, f"vllm.chunk@path:{tmp_path / 'changed'}")
     assert changed.info.capabilities.profile == "fla-0.4", "a tree is known by what lies in it"
+    assert changed.name == f"vllm.chunk@path:{tmp_path / 'changed'}", "two trees could not be told apart"
     outputs = run(changed, call_of(case))
     assert error(outputs["output"], true(case)[0]) > 3 * LIMIT
     assert torch.equal(outputs["final_state"], wanted["final_state"]), (
