@@ -7,8 +7,11 @@ calls, and the time of one diff with warm workers. Results: bench/results/h200-m
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,21 +27,28 @@ from gdncheck.kernels.pool import WorkerPool
 TOKENS = 11_686
 KERNELS = ("fla.chunk@0.4.0", "fla.chunk@0.6.0")
 WARM_CALLS = 20
+DIFFS = 2
+STARTED = time.perf_counter()
+
+
+def say(text: str) -> None:
+    """Progress with the time since the start, so that a run cut short says where it was."""
+    print(f"[{time.perf_counter() - STARTED:6.1f} s] {text}", flush=True)
 
 
 def kernel_seconds(handles, case) -> dict[str, dict]:
-    """First call, and the spread of warm calls, by kernel."""
+    """First call (both kernels compile at once), and the spread of warm calls, by kernel."""
     seconds = {}
-    for handle in handles:
-        started = time.perf_counter()
-        first = handle.run([call_of(case)])[0]
-        elapsed = time.perf_counter() - started
+    with ThreadPoolExecutor(len(handles)) as threads:
+        firsts = list(threads.map(lambda handle: handle.run([call_of(case)])[0], handles))
+    for handle, first in zip(handles, firsts, strict=True):
+        say(f"{handle.name}: {first.status}, first call {first.seconds} s {first.message or ''}")
         if first.status != "ok":
             seconds[handle.name] = {"status": first.status, "message": first.message}
             continue
         warm = [r.seconds for r in handle.run([call_of(case)] * WARM_CALLS)]
         seconds[handle.name] = {
-            "first_call_with_transfer": elapsed, "first_call": first.seconds, "warm": spread(warm),
+            "first_call": first.seconds, "warm": spread(warm),
             "launched": first.evidence.get("launched"),
         }  # fmt: skip
     return seconds
@@ -48,17 +58,21 @@ def main() -> None:
     case = make(
         "qwen", lengths=(TOKENS,), k_heads=16, v_heads=32, dims=(128, 128), dtype="bf16", state="random"
     )
+    say("case made")
     settings = Settings(relations="auto")
     with WorkerPool(device="cuda", time_limit=240) as pool:
         handles = [pool.begin(name) for name in KERNELS]
         kernels = kernel_seconds(handles, case)
         diffs = []
-        for _ in range(3):
+        for number in range(DIFFS):
+            profile = cProfile.Profile()
             started = time.perf_counter()
-            row, results = diff_case(
-                case, handles, settings, asked=True, device="cuda", say=lambda text: None
+            row, results = profile.runcall(
+                diff_case, case, handles, settings, asked=True, device="cuda", say=say
             )
             diffs.append(time.perf_counter() - started)
+            say(f"diff {number}: {diffs[-1]:.2f} s")
+        pstats.Stats(profile).sort_stats("cumtime").print_stats(40)
         report = report_of(
             results, [row], all_layers=False, strict=False, settings=settings, seconds=diffs[-1]
         )
