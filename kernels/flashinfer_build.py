@@ -177,10 +177,10 @@ def build(
         objects = list(pool.map(compile_one, commands))
     linked = library.with_name(f".{library.name}.{os.getpid()}")
     try:
-        # -z lazy: 28 instances that nobody calls stay unresolved.
-        stubs = toolkit_root(nvcc) / "lib64" / "stubs"
+        # -z lazy: 28 instances that nobody calls stay unresolved. The driver is asked for at run time
+        # and the CUDA runtime linked in, so that no library of a toolkit is needed to load the result.
         command = [nvcc, "-shared", "-Xlinker", "-z", "-Xlinker", "lazy", *map(str, objects)]
-        run_compiler([*command, f"-L{stubs}", "-lcuda", "-o", str(linked)], library.name)
+        run_compiler([*command, "-o", str(linked)], library.name)
         os.replace(linked, library)
     finally:
         linked.unlink(missing_ok=True)
@@ -200,7 +200,8 @@ def run_compiler(command: list[str], what: str) -> None:
     if done.returncode == 0:
         return
     lines = (done.stderr or done.stdout).splitlines()
-    first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+    telling = (line for line in lines if "error" in line or "cannot find" in line)
+    first = next(telling, lines[0] if lines else "no message")
     raise CannotRun(f"{Path(command[0]).name} failed on {what}: {first.strip()}")
 
 
