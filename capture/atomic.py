@@ -26,6 +26,10 @@ def atomic_path(target: Path | str) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        # Some writers (safetensors) make the file private; a case is to be shared as the umask says.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
         os.replace(temporary, target)
     except OSError as error:
         reason = error.strerror or str(error)

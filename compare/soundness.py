@@ -46,17 +46,23 @@ class Soundness(msgspec.Struct, frozen=True, kw_only=True):
 
 def soundness_of(witness: Witness) -> Soundness:
     """Judge the inputs of a case by the domain check."""
-    x = witness.inputs
+    x, case = witness.inputs, witness.case
+    pool = case.get("pool")
+    # The gate as the case has it: a negative "linear" decay is a NaN once it is brought to log space.
+    g = case["g"].to(x.device) if case.options.gate_space == "linear" else x.g
     findings = check_domain(
         x.q,
         x.k,
         x.v,
-        x.g,
+        g,
         x.beta,
         cu_seqlens=x.cu_seqlens,
         initial_state=x.initial_state,
         qk="raw" if x.l2norm else "normalised",
+        gate_space=case.options.gate_space,
         scale=x.scale,
+        slot_indices=case.get("slot_indices"),
+        n_slots=None if pool is None else pool.shape[0],
     )
     remarks = tuple(describe(f) for f in findings if f.severity == "hint")
     finite = all(f.kind != "non-finite" for f in findings)
