@@ -22,10 +22,13 @@ from ..capture.errors import BadInput, CannotRun, GdncheckError
 from ..kernels.pool import KernelHandle, WorkerPool
 from ..kernels.registry import default_kernels
 from .cut import first_tokens
+from .pairwise import Pair, pairs_of
 from .relations.plan import Choice
 from .session import Settings, diff_one
 from .soundness import Soundness, soundness_of
 from .threads import threads_for
+from .tolerances import Given, Tolerance, tolerances
+from .trial import Trial
 from .verdict import FAILING, VERDICT_ORDER, DiffResult, Ruling, VerdictWord
 from .witness import Witness
 
@@ -56,8 +59,10 @@ class DiffReport(msgspec.Struct, frozen=True, kw_only=True):
     first_bad_layer: int | None = None
     """First layer, in order, on which some kernel failed or whose input is bad; with all layers only."""
     strict: bool = False
-    tolerance: dict[str, float] | None = None
-    """atol and rtol where the caller gave them: verdicts were then reached by tolerance."""
+    tolerance: dict[str, Tolerance] | None = None
+    """By tensor, where the caller gave any: verdicts were then reached by tolerance."""
+    pairs: tuple[Pair, ...] = ()
+    """Kernels against each other, where several answered a case."""
     seconds: float = 0.0
     command: str = ""
     """Repeats this diff."""
@@ -85,53 +90,59 @@ def diff(
     strict: bool = False,
     relations: Choice = "auto",
     first: int | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
+    atol: Given = None,
+    rtol: Given = None,
+    stages: bool = False,
     progress: Progress | None = None,
     command: str = "",
 ) -> DiffReport:
     """Run kernels on a case, a file, a layer or (with neither) all captured layers, and rule on each.
 
     kernels: names; None: what is installed. first: judge the first so many tokens of the first sequence.
-    atol, rtol: decide by torch.allclose-like tolerances instead of tier 3, and mark the verdict so.
+    atol, rtol: decide by torch.allclose-like tolerances instead of tiers 2 and 3, and mark the verdict so: a
+    number for both tensors, or by tensor, as {"output": 1e-3}.
+    stages: compare each kernel's stage functions too, and say which stage makes an error.
     progress: told in a few words what is being done.
     Raises BadInput for a wrong file, layer or name; CannotRun where nothing could run.
     """
     started = time.monotonic()
-    check_arguments(relations=relations, first=first, atol=atol, rtol=rtol)
-    settings = Settings(seed=seed, relations=relations, atol=atol, rtol=rtol)
+    check_arguments(relations=relations, first=first)
+    settings = Settings(seed=seed, relations=relations, tolerances=tolerances(atol, rtol), stages=stages)
     names = list(kernels) if kernels else default_kernels()
     if not names:
         raise CannotRun("no kernel is installed; name one with --kernel, or see gdncheck doctor")
     results: list[DiffResult] = []
     inputs: list[CaseInput] = []
+    pairs: list[Pair] = []
     say = progress or (lambda text: None)
     with WorkerPool(device=device, time_limit=time_limit) as pool:
         handles = [pool.begin(name) for name in names]
         for one in _cases(case, layer, captures, first):
-            row, part = diff_case(one, handles, settings, asked=bool(kernels), device=device, say=say)
+            trials: list[Trial] = []
+            row, part = diff_case(
+                one, handles, settings, asked=bool(kernels), device=device, say=say, trials=trials
+            )
             inputs.append(row)
             results += part
+            pairs += pairs_of(trials)
     return report_of(
         results,
         inputs,
         all_layers=case is None and layer is None,
         strict=strict,
         settings=settings,
+        pairs=pairs,
         seconds=time.monotonic() - started,
         command=command,
     )
 
 
-def check_arguments(*, relations: str, first: int | None, atol: float | None, rtol: float | None) -> None:
+def check_arguments(*, relations: str, first: int | None) -> None:
     """Arguments at the door."""
     if relations not in ("auto", "none", "quick", "all"):
         raise BadInput(f"relations is {relations!r}; use auto, none, quick or all")
     if first is not None and first < 1:
         raise BadInput(f"first is {first}; give 1 or more tokens")
-    for name, value in (("atol", atol), ("rtol", rtol)):
-        if value is not None and not (0 <= value < float("inf")):
-            raise BadInput(f"{name} is {value}; give a finite number, 0 or more")
 
 
 def _cases(
@@ -160,8 +171,9 @@ def diff_case(
     asked: bool,
     device: str,
     say: Progress,
+    trials: list[Trial] | None = None,
 ) -> tuple[CaseInput, list[DiffResult]]:
-    """All kernels on one case. asked: the kernels were named by the user."""
+    """All kernels on one case. asked: the kernels were named by the user; trials: takes their answers."""
     with threads_for(case["v"].numel()):
         say(f"{case.label}: truth")
         started = time.monotonic()
@@ -172,7 +184,7 @@ def diff_case(
         results = []
         for handle in handles:
             say(f"{case.label}: {handle.spec.name}")
-            results.append(_diff_or_skip(handle, witness, soundness, settings, asked))
+            results.append(_diff_or_skip(handle, witness, soundness, settings, asked, trials))
     return row, results
 
 
@@ -182,7 +194,12 @@ def verdict_device(device: str) -> str:
 
 
 def _diff_or_skip(
-    handle: KernelHandle, witness: Witness, soundness: Soundness, settings: Settings, asked: bool
+    handle: KernelHandle,
+    witness: Witness,
+    soundness: Soundness,
+    settings: Settings,
+    asked: bool,
+    trials: list[Trial] | None,
 ) -> DiffResult:
     """A kernel that nobody named may be missing or too slow: it is skipped with the reason."""
     try:
@@ -199,7 +216,7 @@ def _diff_or_skip(
             f"name it with --kernel, or add --first {min(limit, 64)}"
         )
         return _skipped(info.name, witness, reason)
-    return diff_one(handle, witness, soundness, settings)
+    return diff_one(handle, witness, soundness, settings, trials=trials)
 
 
 def _skipped(name: str, witness: Witness, reason: str) -> DiffResult:
@@ -234,14 +251,12 @@ def report_of(
     settings: Settings,
     seconds: float,
     command: str,
+    pairs: Sequence[Pair] = (),
 ) -> DiffReport:
     """The worst verdict is the diff's; with all layers the first bad one is named."""
     words = {r.verdict for r in results}
     verdict: VerdictWord = next((word for word in VERDICT_ORDER if word in words), "skipped")
     bad: list[Any] = [r.layer for r in results if r.verdict in FAILING and r.layer is not None]
-    tolerance = {
-        name: value for name, value in (("atol", settings.atol), ("rtol", settings.rtol)) if value is not None
-    }
     return DiffReport(
         verdict=verdict,
         results=tuple(results),
@@ -249,6 +264,7 @@ def report_of(
         strict=strict,
         seconds=seconds,
         first_bad_layer=bad[0] if all_layers and bad else None,
-        tolerance=tolerance or None,
+        tolerance=settings.tolerances or None,
+        pairs=tuple(pairs),
         command=command,
     )

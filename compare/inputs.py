@@ -56,6 +56,28 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return {name: getattr(self, name) for name in names}
 
 
+def take_sequences(
+    inputs: Inputs, numbers: list[int], *, tokens: list[int] | None = None, skip: list[int] | None = None
+) -> Inputs:
+    """Some sequences as a call of their own: of each its first `tokens`, or what follows its first `skip`.
+
+    Initial states go with their sequences, also where the first tokens are skipped.
+    """
+    cu = inputs.cu_seqlens.cpu()
+    starts = [int(cu[n]) + (skip[i] if skip else 0) for i, n in enumerate(numbers)]
+    stops = [int(cu[n]) + tokens[i] if tokens else int(cu[n + 1]) for i, n in enumerate(numbers)]
+    rows = torch.cat([torch.arange(a, b) for a, b in zip(starts, stops, strict=True)]).to(inputs.device)
+    lengths = torch.tensor([0, *(b - a for a, b in zip(starts, stops, strict=True))])
+    state = inputs.initial_state
+    chosen = torch.tensor(numbers, device=inputs.device)
+    return msgspec.structs.replace(
+        inputs,
+        **{name: getattr(inputs, name)[rows] for name in ("q", "k", "v", "g", "beta")},
+        cu_seqlens=lengths.cumsum(0).to(inputs.device),
+        initial_state=None if state is None else state[chosen],
+    )
+
+
 def inputs_of(case: Case, device: torch.device | str = "cpu") -> Inputs:
     """Bring a case to canonical form on a device."""
 

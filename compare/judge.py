@@ -8,14 +8,18 @@ no kernel is blamed. Running kernels and printing are `session` and `report`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from .checks import emulation_ratio, exact, low_bits, nonfinite, output_bound, running_bound, state_bound
 from .checks import tolerance as by_tolerance
-from .clauses import transforms_of
+from .contract_differences import contract_differences, errors_against_pure
+from .hypotheses import explain
 from .nonfinite import first_place
 from .report_words import number
 from .soundness import Soundness, containment, resets_promised, without_resets
+from .tolerances import Tolerance
 from .trial import TENSORS, Trial
 from .verdict import ContractDifference, Outcome, Place, Ruling
 
@@ -44,18 +48,30 @@ def judge(
     soundness: Soundness,
     further: list[Outcome],
     *,
-    tolerance: tuple[float, float] | None = None,
+    tolerance: Mapping[str, Tolerance] | None = None,
 ) -> Ruling:
     """Rule on one kernel's answer.
 
-    tolerance: atol and rtol of a caller who insists; they stand in for tiers 2 and 3.
+    tolerance: of a caller who insists, by tensor; it stands in for tiers 2 and 3 there.
     further: outcomes that needed runs of their own (the exact companion, relations), in order.
     """
     if not soundness.sound:
         return _out_of_contract(trial, soundness)
-    outcomes = [check(trial) for check in CASE_CHECKS if tolerance is None or check not in REPLACED]
-    if tolerance is not None:
-        outcomes.append(by_tolerance.check(trial, *tolerance))
+    tolerance = {name: t for name, t in (tolerance or {}).items() if name in trial.measured}
+    rest = trial.without(tolerance) if tolerance else trial
+    outcomes = [
+        check(rest if check in REPLACED else trial)
+        for check in CASE_CHECKS
+        if rest.measured or check not in REPLACED
+    ]
+    if tolerance:
+        outcomes.append(by_tolerance.check(trial, tolerance))
+    ruling = _decide(trial, soundness, outcomes, further)
+    return msgspec.structs.replace(ruling, by_tolerance=tuple(tolerance))
+
+
+def _decide(trial: Trial, soundness: Soundness, outcomes: list[Outcome], further: list[Outcome]) -> Ruling:
+    """Let the first outcome that fires decide. outcomes: the case's own, in CASE_CHECKS' order."""
     # The companion is tier 0: it decides right after the case's own exact check.
     companions = [o for o in further if o.tier == 0]
     after_exact = 2
@@ -68,17 +84,32 @@ def judge(
     decisive = next((o for o in ordered if o.status == "fires"), None)
     if decisive is not None and soundness.reset and not resets_promised(trial):
         rest = without_resets(trial)
-        if all(check(rest).status != "fires" for check in CASE_CHECKS) and decisive in outcomes:
+        if decisive in outcomes and all(check(rest).status != "fires" for check in CASE_CHECKS):
             reason = (
                 f"{soundness.reset}, which the contract does not promise to take; there {decisive.reason}"
             )
             return _ruling(trial, "out-of-contract", decisive, ordered, reason)
     if decisive is not None:
-        return _ruling(trial, "fail", decisive, ordered, _reason(decisive, ordered))
+        return _failed(trial, decisive, ordered)
     decisive = next((o for o in ordered if o.status == "suspect"), None)
     if decisive is not None:
         return _ruling(trial, "suspect", decisive, ordered, decisive.reason)
     return _pass(trial, ordered)
+
+
+def _failed(trial: Trial, decisive: Outcome, ordered: list[Outcome]) -> Ruling:
+    """Fail; or suspect, where a transform that a sound kernel may have explains everything that fires."""
+    guess = explain(trial, ordered)
+    reason = _reason(decisive, ordered)
+    if guess is None:
+        return _ruling(trial, "fail", decisive, ordered, reason)
+    verdict = "suspect" if guess.excusable else "fail"
+    if guess.excusable:
+        reason += f"; no declared clause explains it, but every tile agrees if {guess.text} (a hypothesis)"
+    else:
+        reason += f"; it looks as if {guess.text}"
+    ruling = _ruling(trial, verdict, decisive, ordered, reason)
+    return msgspec.structs.replace(ruling, hypothesis=guess)
 
 
 def _reason(decisive: Outcome, ordered: list[Outcome]) -> str:
@@ -92,7 +123,7 @@ def _reason(decisive: Outcome, ordered: list[Outcome]) -> str:
 def _pass(trial: Trial, ordered: list[Outcome]) -> Ruling:
     by_name = {o.check: o for o in ordered}
     own = by_name[exact.NAME]
-    decisive = own if own.status == "ok" else by_name.get(emulation_ratio.NAME) or by_name[by_tolerance.NAME]
+    decisive = own if own.status == "ok" else by_name.get(by_tolerance.NAME) or by_name[emulation_ratio.NAME]
     differences = contract_differences(trial)
     if decisive.check == exact.NAME:
         reason = "exact case: every bit agrees with the truth"
@@ -112,38 +143,6 @@ def _pass(trial: Trial, ordered: list[Outcome]) -> Ruling:
     if differences:
         reason += f"; under its contract only: {'; '.join(d.text for d in differences)}"
     return _ruling(trial, "pass", decisive, ordered, reason, differences)
-
-
-def contract_differences(trial: Trial) -> tuple[ContractDifference, ...]:
-    """Declared transforms without which the answer would not agree with the truth."""
-    clauses = trial.witness.relevant(transforms_of(trial.info.contract))
-    if not clauses or trial.witness.inputs.g.ndim == 3:
-        return ()
-    pure = emulation_ratio.against(trial, trial.measure(trial.witness.truth()))
-    if pure.status != "fires":
-        return ()
-    found = []
-    for clause in clauses:
-        size = _size_of(trial, clause)
-        if size > 0:
-            text = f"{clause.id} {clause.value}: moves the truth by {size:.2%} of a tile's RMS at most"
-            found.append(ContractDifference(clause=clause.id, size=size, text=text))
-    return tuple(found)
-
-
-def _size_of(trial: Trial, clause: object) -> float:
-    """Largest RMS distance between the pure truth and the truth under one clause, over a tile's RMS."""
-    from .tiles import row_errors, tile_errors
-
-    pure, other = trial.witness.truth(), trial.witness.truth((clause,))  # type: ignore[arg-type]
-    largest = 0.0
-    maps = (trial.witness.output_tiles(trial.capabilities_chunk), trial.witness.state_tiles)
-    for want, got, tiles in zip(pure, other, maps, strict=True):
-        table = tile_errors(row_errors(got, want), tiles)
-        share = table.rms / table.truth_rms
-        share = share[table.truth_rms > 0]
-        largest = max(largest, float(share.max()) if share.numel() else 0.0)
-    return largest
 
 
 def _out_of_contract(trial: Trial, soundness: Soundness) -> Ruling:
@@ -182,6 +181,7 @@ def _ruling(
         contract_differences=differences,
         first_nonfinite=_first_nonfinite(trial, verdict),
         worst_tile=_worst_tile(verdict, decisive, ordered),
+        error_pure=errors_against_pure(trial),
         error={name: trial.measured[name].relative if name in trial.measured else None for name in TENSORS},
         ratio=largest,
         outcomes=tuple(ordered),

@@ -17,7 +17,7 @@ from rich.table import Table
 from ..capture.atomic import atomic_path
 from .diff import CaseInput, DiffReport
 from .jsonout import dumps
-from .report_words import full, number
+from .report_words import full, number, where
 from .verdict import DiffResult, Outcome, Place
 
 STYLES = {
@@ -38,6 +38,8 @@ def print_report(report: DiffReport, console: Console) -> None:
     console.print(table_of(report))
     for line in reasons(report):
         console.print(line, highlight=False, soft_wrap=True)
+    for line in pair_lines(report):
+        console.print(escape(line), highlight=False, soft_wrap=True)
     for line in next_steps(report):
         console.print(escape(line), highlight=False, soft_wrap=True)
     console.print(last_line(report), highlight=False, soft_wrap=True)
@@ -83,9 +85,9 @@ def table_of(report: DiffReport) -> Table:
 
 def verdict_word(result: DiffResult, report: DiffReport) -> str:
     """A verdict reached by the caller's tolerance is marked."""
-    return result.verdict + (
-        " (by tolerance)" if report.tolerance and result.ruling.rule == "tolerance" else ""
-    )
+    strict = report.strict and result.verdict == "pass" and result.ruling.contract_differences
+    marks = " (by tolerance)" if result.ruling.by_tolerance else ""
+    return result.verdict + marks + (" (strict: counts as 1)" if strict else "")
 
 
 def rule_of(result: DiffResult) -> str:
@@ -109,9 +111,9 @@ def reasons(report: DiffReport) -> Iterator[str]:
         yield f"[{style}]{escape(case + result.kernel)}[/]: {escape(result.ruling.reason)}"
         for outcome in notes(result):
             yield f"  {escape(outcome.check)}: {escape(outcome.reason)}"
-        tolerance = would_pass(result)
-        if tolerance:
-            yield f"  {escape(tolerance)}"
+        for line in (not_judged(result), *stage_lines(result), would_pass(result)):
+            if line:
+                yield f"  {escape(line)}"
 
 
 def notes(result: DiffResult) -> list[Outcome]:
@@ -120,18 +122,66 @@ def notes(result: DiffResult) -> list[Outcome]:
     return [
         o
         for o in ruling.outcomes
-        if o.reason and o.reason not in ruling.reason and (o.status in ("fires", "suspect") or o.tier == 4)
+        if o.reason and o.reason not in ruling.reason and (o.status in ("fires", "suspect") or _is_news(o))
     ]
+
+
+def _is_news(outcome: Outcome) -> bool:
+    """A relation that lost bits within what its contract allows."""
+    return outcome.tier == 4 and outcome.status == "ok"
+
+
+def not_judged(result: DiffResult) -> str:
+    """The relations that were not asked for or could not be, by reason, on one line."""
+    by_reason: dict[str, list[str]] = {}
+    for outcome in result.ruling.outcomes:
+        if outcome.tier == 4 and outcome.status == "not-applicable":
+            by_reason.setdefault(outcome.reason.removeprefix(f"{outcome.check}: "), []).append(outcome.check)
+    parts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in by_reason.items()]
+    return f"relations not judged: {'; '.join(parts)}" if parts else ""
+
+
+def stage_lines(result: DiffResult) -> Iterator[str]:
+    """One line per stage: sound, made here or handed on, and by how much."""
+    if result.stages_note:
+        yield f"stages: {result.stages_note}"
+    for found in result.stages:
+        word = "made here" if found.made else "handed on" if found.handed_on else "sound"
+        both = "made here, on top of what was handed on" if found.made and found.handed_on else word
+        at = "" if found.place is None else f" at {where(found.place)}"
+        yield (
+            f"stage {found.stage}: {both}{at} ({number(found.ratio_fed)} times the emulation on the truth's values, "
+            f"{number(found.ratio_chain)} in its own chain)"
+        )
 
 
 def would_pass(result: DiffResult) -> str:
-    """The tolerances that the firing checks would have needed."""
+    """The tolerances that the firing checks would have needed, and the checks that have none."""
+    fired = {o.check: o for o in reversed(result.ruling.outcomes) if o.status == "fires"}
     parts = [
-        f"{o.check}: " + ", ".join(f"{k} {number(v)}" for k, v in o.numbers["would_pass"].items())
-        for o in result.ruling.outcomes
-        if o.status == "fires" and o.numbers.get("would_pass")
+        f"{name}: " + ", ".join(f"{k} {number(v)}" for k, v in o.numbers["would_pass"].items())
+        for name, o in reversed(fired.items())
+        if o.numbers.get("would_pass")
     ]
-    return f"would have passed with {'; '.join(parts)}" if parts else ""
+    none = [name for name, o in reversed(fired.items()) if not o.numbers.get("would_pass")]
+    words = [f"would have passed with {'; '.join(parts)}"] if parts else []
+    words += [f"no tolerance would pass {', '.join(none)}"] if none else []
+    return "; ".join(words)
+
+
+def pair_lines(report: DiffReport) -> Iterator[str]:
+    """Kernels against each other: what their contracts explain is taken away."""
+    for pair in report.pairs:
+        text = f"{pair.first} against {pair.second}: output {number(pair.difference['output'])}"
+        text += f", state {number(pair.difference['state'])}"
+        if pair.one_sided:
+            text += (
+                f"; less {', '.join(pair.one_sided)}: output {number(pair.under_contracts['output'])}, "
+                f"state {number(pair.under_contracts['state'])}"
+            )
+        if pair.shared:
+            text += f"; both have {', '.join(pair.shared)}"
+        yield text
 
 
 def next_steps(report: DiffReport) -> Iterator[str]:

@@ -74,9 +74,7 @@ class StageWitness:
         """Why the float64 stages cannot be used; empty where they can."""
         if not all(bool(torch.isfinite(value).all()) for value in self.truth.values()):
             return "a stage of the truth is not finite (g = -inf, or an overflow)"
-        for mine, true in zip(
-            (self.truth["output"], self.truth["final_state"]), self.true, strict=True
-        ):
+        for mine, true in zip((self.truth["output"], self.truth["final_state"]), self.true, strict=True):
             if float((mine - true).norm()) > SAME_FUNCTION * float(true.norm()):
                 return "the chunk form loses digits on this case, so its stages are not the truth's"
         return ""

@@ -6,6 +6,7 @@ on first use. A check takes a trial and returns an `Outcome`; it runs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -100,6 +101,13 @@ class Trial:
             name: Measured(got, want, tiles, row_errors(got, want), compare_masks(got, want))
             for name, (got, want, tiles) in pairs.items()
         }
+
+    def without(self, tensors: Collection[str]) -> Trial:
+        """The same answer with some tensors left out of judgement; measurements are shared."""
+        other = Trial(self.witness, self.info, self.output, None if "state" in tensors else self.state)
+        other.__dict__["truth"] = self.truth
+        other.__dict__["measured"] = {n: m for n, m in self.measured.items() if n not in tensors}
+        return other
 
     @cached_property
     def yardstick(self) -> Yardstick:

@@ -60,7 +60,9 @@ class ContractDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     clause: str
     size: float
-    """Largest share of a tile's error that the clause explains, relative to the truth's RMS."""
+    """Largest distance that the clause moves a tile of the truth, relative to the tile's RMS."""
+    tokens: int = 0
+    """Tokens whose output the clause moves by more than half an ulp of what the kernel stores."""
     text: str
 
 
@@ -83,6 +85,18 @@ class StageFinding(msgspec.Struct, frozen=True, kw_only=True):
     """The ratio of its value in the kernel's own chain."""
 
 
+class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of the catalogue (`hypotheses`) that explains an answer which the contract does not."""
+
+    clause: str
+    """Its id in the catalogue, e.g. `l2norm.eps 1e-05`."""
+    text: str
+    excusable: bool
+    """A sound kernel may compute this and have forgotten to declare it: the verdict is `suspect`."""
+    explained: float
+    """Share of the departure, in squares, that it explains."""
+
+
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one kernel's answer to one case, before it knows its file, layer and time."""
 
@@ -95,7 +109,13 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     first_nonfinite: Place | None = None
     worst_tile: Place | None = None
     error: dict[str, float | None] = {}
-    """Global relative RMS error of `output` and `state`."""
+    """Global relative RMS error of `output` and `state`, against the truth under the kernel's clauses."""
+    error_pure: dict[str, float | None] = {}
+    """The same against the pure truth."""
+    by_tolerance: tuple[str, ...] = ()
+    """Tensors that a tolerance of the caller's judged instead of tiers 2 and 3."""
+    hypothesis: Hypothesis | None = None
+    """What the answer looks like, where no declared clause explains it."""
     ratio: float | None = None
     """Largest RMS ratio of a tile to the emulation's."""
     outcomes: tuple[Outcome, ...] = ()
@@ -113,6 +133,10 @@ class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     """Time of the kernel alone, in the first call (compile included)."""
     evidence: dict[str, Any] = {}
+    stages: tuple[StageFinding, ...] = ()
+    """Stage by stage, where the diff was asked for it."""
+    stages_note: str = ""
+    """Why there are no stages."""
 
     @property
     def verdict(self) -> VerdictWord:

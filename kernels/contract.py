@@ -14,6 +14,30 @@ ClauseKind = Literal["domain", "transform", "rounding", "relation"]
 Promise = Literal["promised", "observed", "not promised"]
 
 
+# Relations of tier 4 by the one name that contracts, checks and reports use, each with its statement.
+RELATIONS: dict[str, str] = {
+    "run-to-run": "the same call gives the same bits",
+    "causality": "later tokens never reach earlier outputs",
+    "isolation": "sequences of one call do not touch each other",
+    "split-concat": "a prefill cut at multiples of the chunk size, the state handed on, equals the uncut one",
+    "prefix-state": "the state that later tokens read is the final state of the tokens before them",
+    "head-permutation": "permuted heads give permuted results",
+    "sequence-permutation": "permuted sequences give permuted results",
+    "slot-permutation": "which slot of the pool holds a sequence's state changes nothing",
+    "power-of-two-scaling": "v and the initial state times 2^k give output and state times 2^k",
+    "beta-zero": "with beta = 0 the state only decays",
+    "batch-invariance": "a sequence gives the same alone and in company",
+    "call-order": "what was called before changes nothing",
+    "first-vs-warm": "a process's first call gives what later ones give",
+    "across-processes": "another process gives the same",
+    "fresh-memory": "memory that nobody has written yet may hold anything, and nothing is written outside",
+    "unowned": "rows beyond the last sequence, and slots of nobody, may hold anything and are left alone",
+    "exact": "where nothing needs rounding every bit agrees with the truth",
+}
+# What holds unless a contract says otherwise; the rest is `observed`.
+PROMISED_BY_DEFAULT = ("run-to-run", "fresh-memory")
+
+
 class Clause(msgspec.Struct, frozen=True, kw_only=True):
     """One promise (or one disclaimed promise) of a kernel."""
 
@@ -44,8 +68,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         return default if clause is None else clause.value
 
     def relation(self, name: str) -> Promise:
-        """How far a relation of tier 4 is promised; run-to-run equality is promised unless said otherwise."""
-        default = "promised" if name == "run-to-run" else "observed"
+        """How far a relation of RELATIONS is promised: as its clause says, else PROMISED_BY_DEFAULT or observed."""
+        default = "promised" if name in PROMISED_BY_DEFAULT else "observed"
         promise: Promise = self.value(f"relation.{name}", default)
         return promise
 

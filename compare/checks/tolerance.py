@@ -1,34 +1,39 @@
 """Tolerance: |got - truth| <= atol + rtol |truth|, for callers who insist on one.
 
 Statement. None: a tolerance is a choice, not a fact, so a verdict reached by it is marked as such. It stands
-in for tiers 2 and 3; non-finite values, exact cases and relations are judged as ever.
+in for tiers 2 and 3, for the tensors that it names; non-finite values, exact cases and relations are judged
+as ever.
 Fires on: an entry beyond the tolerance.
-Silent on: everything within it.
+Silent on: everything within it, and tensors without one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from ..nonfinite import place_of_row
 from ..report_words import number, where
 from ..tiles import BLOCK_ENTRIES
-from ..trial import TENSORS, Measured, Trial
+from ..tolerances import Tolerance, words
+from ..trial import Measured, Trial
 from ..verdict import Outcome
 
 NAME, TIER = "tolerance", 3
+MARK = "a tolerance of the caller's, not a rule"
 
 
-def check(trial: Trial, atol: float, rtol: float) -> Outcome:
+def check(trial: Trial, tolerances: Mapping[str, Tolerance]) -> Outcome:
     """Compare entry by entry, output first."""
-    needed = 0.0
-    for name in TENSORS:
+    needed: dict[str, float] = {}
+    for name, tolerance in tolerances.items():
         measured = trial.measured.get(name)
         if measured is None:
             continue
-        excess = _excess(measured, rtol)
+        excess = _excess(measured, tolerance.rtol)
         largest = float(excess.max()) if excess.numel() else 0.0
-        if largest > atol:
+        if largest > tolerance.atol:
             row, head = divmod(int(excess.argmax()), excess.shape[1])
             place = place_of_row(measured.tiles, row, head, "wrong")
             return Outcome(
@@ -36,14 +41,14 @@ def check(trial: Trial, atol: float, rtol: float) -> Outcome:
                 tier=TIER,
                 status="fires",
                 place=place,
-                reason=f"{name} at {where(place)} misses atol {number(atol)}, rtol {number(rtol)}: it needs "
-                f"atol {number(largest)} (a tolerance of the caller's, not a rule)",
-                numbers={"would_pass": {"atol": largest, "rtol": rtol}},
+                reason=f"{name} at {where(place)} misses {words(tolerance)}: it needs atol {number(largest)} ({MARK})",
+                numbers={"would_pass": {"atol": largest, "rtol": tolerance.rtol}},
             )
-        needed = max(needed, largest)
-    tolerance = f"atol {number(atol)}, rtol {number(rtol)}"
-    reason = f"every entry is within {tolerance} (a tolerance of the caller's, not a rule)"
-    return Outcome(check=NAME, tier=TIER, status="ok", reason=reason, numbers={"needed_atol": needed})
+        needed[f"{name}_atol"] = max(largest, 0.0)
+    within = "; ".join(f"every entry of {name} is within {words(t)}" for name, t in tolerances.items())
+    return Outcome(
+        check=NAME, tier=TIER, status="ok", reason=f"{within} ({MARK})", numbers={"needed": needed}
+    )
 
 
 def _excess(measured: Measured, rtol: float) -> torch.Tensor:

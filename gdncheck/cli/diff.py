@@ -36,8 +36,20 @@ PIPE_WIDTH = 140
     show_default=True,
     help="Relations that cost runs of their own; auto: all, or quick for a slow kernel.",
 )
-@click.option("--atol", type=float, metavar="X", help="Decide by this absolute tolerance, and say so.")
-@click.option("--rtol", type=float, metavar="X", help="Decide by this relative tolerance, and say so.")
+@click.option(
+    "--stages",
+    is_flag=True,
+    help="Compare the kernel's stage functions too: which makes an error, which hands one on.",
+)
+@click.option(
+    "--atol",
+    multiple=True,
+    metavar="[TENSOR=]X",
+    help="Decide by this absolute tolerance, and say so; repeatable, e.g. --atol state=1e-5.",
+)
+@click.option(
+    "--rtol", multiple=True, metavar="[TENSOR=]X", help="Decide by this relative tolerance, and say so."
+)
 @click.option(
     "--out", type=click.Path(file_okay=False), metavar="DIR", help="Also write report.json and report.txt."
 )
@@ -48,8 +60,9 @@ def diff(
     captures: str,
     first: int | None,
     relations: Any,
-    atol: float | None,
-    rtol: float | None,
+    stages: bool,
+    atol: tuple[str, ...],
+    rtol: tuple[str, ...],
     out: str | None,
     kernels: tuple[str, ...],
     device: str,
@@ -77,6 +90,7 @@ def diff(
         raise click.UsageError(f"give a case or --layer {layer}, not both")
     from gdncheck.cli.progress import Progress
     from gdncheck.compare.diff import diff as run_diff
+    from gdncheck.compare.tolerances import parse
 
     with Progress() as say:
         report = run_diff(
@@ -90,8 +104,9 @@ def diff(
             strict=strict,
             relations=relations,
             first=first,
-            atol=atol,
-            rtol=rtol,
+            atol=parse("atol", atol),
+            rtol=parse("rtol", rtol),
+            stages=stages,
             progress=say,
             command=command_line(click.get_current_context()),
         )

@@ -28,7 +28,8 @@ class StageRunner:
     def info(self):
         info = self.adapter.describe()
         capabilities = type(info.capabilities)(
-            **{f: getattr(info.capabilities, f) for f in info.capabilities.__struct_fields__} | {"profile": self.profile}
+            **{f: getattr(info.capabilities, f) for f in info.capabilities.__struct_fields__}
+            | {"profile": self.profile}
         )
         return type(info)(name="broken", capabilities=capabilities, contract=info.contract)
 
@@ -39,7 +40,9 @@ class StageRunner:
             options = type(call.options)(
                 **{f: getattr(call.options, f) for f in call.options.__struct_fields__} | {"extra": extra}
             )
-            results.append(RunResult(status="ok", outputs=self._one(type(call)(tensors=call.tensors, options=options))))
+            results.append(
+                RunResult(status="ok", outputs=self._one(type(call)(tensors=call.tensors, options=options)))
+            )
         return results
 
     def _one(self, call):
@@ -176,7 +179,9 @@ def test_a_wrong_stored_state_is_placed_in_no_chunk(small):
     assert (place.tensor, place.class_, place.sequence, place.chunk) == ("state", "wrong", 2, 1)
 
 
-@pytest.mark.parametrize("fault", [lambda o: o * 1.02, lambda o: o.roll(1, 0), lambda o: torch.cat([o[:-2], 0 * o[-2:]])])
+@pytest.mark.parametrize(
+    "fault", [lambda o: o * 1.02, lambda o: o.roll(1, 0), lambda o: torch.cat([o[:-2], 0 * o[-2:]])]
+)
 def test_a_fault_of_the_output_stage_is_blamed_on_an_earlier_one(fault, small):
     report = report_on(small, StageRunner("output", fault))
     assert [f.stage for f in report.findings if f.made or f.handed_on] == ["output"]
