@@ -107,6 +107,8 @@ class RowErrors:
     """Sum of errors."""
     truth_square: Tensor
     """Sum of squares of the truth."""
+    truth_peak: Tensor
+    """Largest magnitude of the truth."""
     entries: int
     """Entries of a row."""
 
@@ -131,7 +133,7 @@ def row_errors(got: Tensor, want: Tensor, *, stored: torch.dtype | None = None) 
         2 * float(torch.finfo(stored).smallest_normal) * unit_roundoff(stored),
     )
     entries = got.shape[2]
-    table = torch.zeros(5, rows, heads, dtype=torch.float64, device=want.device)
+    table = torch.zeros(6, rows, heads, dtype=torch.float64, device=want.device)
     block = max(1, BLOCK_ENTRIES // max(1, heads * entries))
     for start in range(0, rows if entries else 0, block):
         part = slice(start, start + block)
@@ -148,7 +150,8 @@ def row_errors(got: Tensor, want: Tensor, *, stored: torch.dtype | None = None) 
         table[2, part] = torch.where(size > exact.abs() * relative + least, size, 0.0).amax(-1)
         table[3, part] = error.sum(-1)
         table[4, part] = torch.linalg.vector_norm(exact, dim=-1).square_()
-    return RowErrors(table[0], table[1], table[2], table[3], table[4], entries)
+        table[5, part] = exact.abs().amax(-1)
+    return RowErrors(table[0], table[1], table[2], table[3], table[4], table[5], entries)
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ class TileErrors:
     clear: Tensor
     mean: Tensor
     truth_rms: Tensor
+    truth_peak: Tensor
     entries: Tensor
     """[M] number of entries of a tile of one head."""
 
@@ -187,6 +191,7 @@ def tile_errors(rows: RowErrors, tiles: TileMap) -> TileErrors:
         clear=max_over_tiles(rows.clear, tiles),
         mean=sum_over_tiles(rows.signed, tiles) / count,
         truth_rms=(sum_over_tiles(rows.truth_square, tiles) / count).sqrt(),
+        truth_peak=max_over_tiles(rows.truth_peak, tiles),
         entries=entries,
     )
 

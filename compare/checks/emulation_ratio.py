@@ -74,7 +74,9 @@ def ratios(measured: Measured, scale: Scale) -> Ratios:
     floor = max(stored, 4 * U32) * pools.rms(tiles.truth_rms, tiles.entries)
     sizes = list(zip(pools.rows.tolist(), pools.entries.tolist(), strict=True))
     wide = torch.tensor([widening(*size) for size in sizes], dtype=torch.float64, device=rms.device)[:, None]
-    over_rms, over_peak = _ratio(rms, scale.rms), _ratio(clear, scale.peak)
+    # What the stored dtype resolves of a tile's largest entry is no error, even where the emulation is exact.
+    least = max(stored, 4 * U32) * pools.peak(tiles.truth_peak)
+    over_rms, over_peak = _ratio(rms, scale.rms), _ratio(clear, torch.maximum(scale.peak, least))
     over_row = pools.peak(max_over_tiles(row_ratios(measured, scale), measured.tiles))
     score = torch.where(rms > floor, over_rms / (RMS_LIMIT * wide), 0.0)
     score = torch.maximum(score, torch.maximum(over_peak / (MAX_LIMIT * wide), over_row / ROW_LIMIT))
