@@ -25,7 +25,7 @@ def errors_against_pure(trial: Trial) -> dict[str, float | None]:
 
 
 def contract_differences(trial: Trial) -> tuple[ContractDifference, ...]:
-    """The clauses that explain a departure from the pure truth, each with its size; none where none departs."""
+    """The clauses that explain a departure from the pure truth, with their sizes; () where none departs."""
     clauses = trial.witness.relevant(transforms_of(trial.info.contract))
     if not clauses or trial.witness.inputs.g.ndim == 3:
         return ()

@@ -150,8 +150,8 @@ def stage_lines(result: DiffResult) -> Iterator[str]:
         both = "made here, on top of what was handed on" if found.made and found.handed_on else word
         at = "" if found.place is None else f" at {where(found.place)}"
         yield (
-            f"stage {found.stage}: {both}{at} ({number(found.ratio_fed)} times the emulation on the truth's values, "
-            f"{number(found.ratio_chain)} in its own chain)"
+            f"stage {found.stage}: {both}{at} ({number(found.ratio_fed)} times the emulation on the truth's "
+            f"values, {number(found.ratio_chain)} in its own chain)"
         )
 
 

@@ -45,10 +45,10 @@ READS = {
 # A cumulative sum of C terms in any order, and the change of its base to 2 and back.
 CUMSUM_ROUNDINGS = 16.0
 VARIANTS = 8
-# Inverses of a kernel that declares no precision. Doubling is left out: on nearly parallel keys it errs without
-# bound (1e16 measured), which would excuse anything.
+# Inverses of a kernel that declares no precision. Doubling is left out: on nearly parallel keys it errs
+# without bound (1e16 measured), which would excuse anything.
 OTHER_SOLVES: tuple[Solve, ...] = ("substitution", "direct")
-# Relative distance of the float64 chunk form from the truth above which its stages are no stages of the truth.
+# Relative distance of the float64 chunk form from the truth above which its stages are not the truth's.
 SAME_FUNCTION = 1e-9
 
 
@@ -176,6 +176,6 @@ def _emulated(
 
 
 def _map_chunks(tokens: TileMap) -> TileMap:
-    """Tiles of the states at chunk starts, [chunks, HV, K, V]: one per chunk, in the order of the tokens' tiles."""
+    """Tiles of the states at chunk starts, [chunks, HV, K, V]: one per chunk, in the tokens' order."""
     each = torch.arange(tokens.n_tiles, device=tokens.sequence.device)
     return TileMap("h", each, tokens.sequence, None, tokens.sequence, tokens.chunk, torch.ones_like(each))

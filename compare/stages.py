@@ -65,7 +65,10 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
         if first is None:
             return ""
         if not made:
-            return f"stage {first.stage} is the first that departs, by errors handed on from stages within their limits"
+            return (
+                f"stage {first.stage} is the first that departs, by errors handed on from stages that are "
+                "within their limits"
+            )
         words = f"stage {made[0].stage} makes the error: {made[0].reason}"
         if len(made) > 1:
             words += f"; so does {', '.join(f.stage for f in made[1:])}"
@@ -146,7 +149,8 @@ def _judge(
             StageFinding(
                 stage=stage, made=made, handed_on=handed_on, ratio=shown.ratio,
                 place=shown.place if made or handed_on else None,
-                reason=_words(stage, shown, made, handed_on), ratio_fed=alone.ratio, ratio_chain=in_chain.ratio,
+                reason=_words(stage, shown, made, handed_on),
+                ratio_fed=alone.ratio, ratio_chain=in_chain.ratio,
             )
         )  # fmt: skip
     return findings

@@ -68,7 +68,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         return default if clause is None else clause.value
 
     def relation(self, name: str) -> Promise:
-        """How far a relation of RELATIONS is promised: as its clause says, else PROMISED_BY_DEFAULT or observed."""
+        """How far a relation of RELATIONS is promised: by its clause, else by PROMISED_BY_DEFAULT."""
         default = "promised" if name in PROMISED_BY_DEFAULT else "observed"
         promise: Promise = self.value(f"relation.{name}", default)
         return promise

@@ -41,7 +41,8 @@ def check(trial: Trial, tolerances: Mapping[str, Tolerance]) -> Outcome:
                 tier=TIER,
                 status="fires",
                 place=place,
-                reason=f"{name} at {where(place)} misses {words(tolerance)}: it needs atol {number(largest)} ({MARK})",
+                reason=f"{name} at {where(place)} misses {words(tolerance)}: it needs atol "
+                f"{number(largest)} ({MARK})",
                 numbers={"would_pass": {"atol": largest, "rtol": tolerance.rtol}},
             )
         needed[f"{name}_atol"] = max(largest, 0.0)

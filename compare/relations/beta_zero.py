@@ -10,6 +10,8 @@ Silent on: g = -inf, which only some kernels take (not applicable).
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import torch
 from torch import Tensor
@@ -77,7 +79,7 @@ def pure_decay(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     output = torch.zeros(*inputs.v.shape, dtype=torch.float64, device=inputs.device)
     size = torch.zeros(inputs.n_tokens, inputs.heads, dtype=torch.float64, device=inputs.device)
     final = start.clone()
-    for n, (a, b) in enumerate(zip(cu, cu[1:], strict=False)):
+    for n, (a, b) in enumerate(pairwise(cu)):
         if a == b:
             continue
         total = inputs.g[a:b].double().cumsum(0)

@@ -46,7 +46,7 @@ def _bands(trial: Trial, result: RunResult) -> Outcome | None:
         return None
     first = written[0]
     reason = (
-        f"{NAME}: the kernel wrote {first['bytes']} bytes {first['side']} {first['buffer']}, outside its own rows"
+        f"{NAME}: the kernel wrote {first['bytes']} bytes {first['side']} {first['buffer']}, outside its own"
         f" ({len(written)} guard bands changed)"
     )
     return Outcome(

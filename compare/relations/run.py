@@ -226,5 +226,6 @@ def _not_run(expected: Expectation, result: RunResult) -> Outcome:
     """A changed call that gave no answer: a crash is worth a suspicion, a refusal is not."""
     status: Any = "suspect" if result.status in ("crash", "timeout") else "not-applicable"
     what = result.message or "another shape came back"
-    reason = f"{expected.relation}: the kernel answered the case but not with {expected.what} {expected.verb}: {what}"
+    changed = f"{expected.what} {expected.verb}"
+    reason = f"{expected.relation}: the kernel answered the case but not with {changed}: {what}"
     return Outcome(check=expected.relation, tier=TIER, status=status, reason=reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from gdncheck.compare.inputs import call_of
 from gdncheck.compare.stages import compare_stages
 from gdncheck.compare.trial import Trial
