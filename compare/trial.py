@@ -111,7 +111,10 @@ class Trial:
 
     @cached_property
     def yardstick(self) -> Yardstick:
-        return self.witness.yardstick(self.profile, self.capabilities_chunk, self.clauses)
+        before = self.info.capabilities.l2norm == "before"
+        return self.witness.yardstick(
+            self.profile, self.capabilities_chunk, self.clauses, l2norm_before=before
+        )
 
     @cached_property
     def roundoffs(self) -> Roundoffs:

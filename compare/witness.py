@@ -102,9 +102,20 @@ class Witness:
             self._error_bounds[roundoffs] = error_bounds(**self.inputs.keywords(), roundoffs=roundoffs)
         return self._error_bounds[roundoffs]
 
-    def yardstick(self, profile: str, chunk_size: int | None, clauses: tuple[Clause, ...] = ()) -> Yardstick:
-        """Tier 3's denominators for a precision profile and algorithm."""
-        key = (profile, chunk_size, tuple(f"{c.id}={c.value}" for c in clauses))
+    def yardstick(
+        self,
+        profile: str,
+        chunk_size: int | None,
+        clauses: tuple[Clause, ...] = (),
+        *,
+        l2norm_before: bool = False,
+    ) -> Yardstick:
+        """Tier 3's denominators for a precision profile and algorithm.
+
+        l2norm_before: the kernel is handed raw q and k normalised and rounded.
+        """
+        l2norm_before = l2norm_before and self.inputs.l2norm
+        key = (profile, chunk_size, tuple(f"{c.id}={c.value}" for c in clauses), l2norm_before)
         if key not in self._yardsticks:
             self._yardsticks[key] = measure(
                 self.inputs_under(clauses),
@@ -113,5 +124,6 @@ class Witness:
                 profile=profile,
                 chunk_size=chunk_size,
                 seed=self.seed,
+                l2norm_before=l2norm_before,
             )
         return self._yardsticks[key]

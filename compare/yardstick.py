@@ -83,12 +83,14 @@ def measure(
     profile: str,
     chunk_size: int | None,
     seed: int = 0,
+    l2norm_before: bool = False,
 ) -> Yardstick:
     """Run the emulation and its honest variants and keep the largest error per tile.
 
     truth: (output, final state), float64, of these inputs. chunk_size None: the recurrent algorithm.
+    l2norm_before: raw q and k reach the kernel normalised and rounded to their dtype, whatever its profile.
     """
-    runs = _runs(inputs, profile, chunk_size, seed)
+    runs = honest_runs(inputs, profile, chunk_size, seed, l2norm_before=l2norm_before)
     scales = [Growing(m, t) for m, t in zip(maps, truth, strict=True)]
     plain_state: Tensor | None = None
     for run in runs:
@@ -104,11 +106,12 @@ def measure(
 
 
 def decay_floors(inputs: Inputs, output: TileMap, state: TileMap) -> tuple[Tensor, Tensor]:
-    """[M, H] relative error per tile that float32 decays alone may cause, for output and state.
+    """[M, H] relative error per tile that a few float32 scalars alone may cause, for output and state.
 
     A cumulative log decay G is off by u32 |G|, and so is every factor exp(G) made of it, relatively: one
     scalar for a whole row or state, which a handful of emulations may all happen to hit, and the state hands
-    it on to later chunks. A state that is decayed token by token is off by sqrt(T) u32 besides.
+    it on to later chunks. A state that is decayed token by token is off by sqrt(T) u32 besides. A dot product
+    over K is off by sqrt(K) u32, and where keys are nearly parallel all of a tile's are off by the same.
     """
     size = torch.where(inputs.g == -torch.inf, RESET_LOG_DECAY, inputs.g.double()).abs()
     in_chunk = sum_over_tiles(size, output)
@@ -116,7 +119,7 @@ def decay_floors(inputs: Inputs, output: TileMap, state: TileMap) -> tuple[Tenso
     in_sequence = torch.zeros(inputs.n_sequences, inputs.heads, dtype=torch.float64, device=inputs.device)
     index = output.sequence[:, None].expand_as(in_chunk)
     in_sequence.scatter_reduce_(0, index, in_chunk, "amax")
-    floor = U32 * (DECAY_ROUNDINGS * (1 + in_sequence) + length)
+    floor = U32 * (DECAY_ROUNDINGS * (1 + in_sequence) + length + inputs.q.shape[-1] ** 0.5)
     return floor[output.sequence], floor
 
 
@@ -169,7 +172,7 @@ class Growing:
         return Scale(self.tiles, self.pools, rms, peak, row_rms, row_peak, self.blown)
 
 
-class _Run:
+class HonestRun:
     """One honest run, not yet made."""
 
     def __init__(
@@ -183,6 +186,10 @@ class _Run:
     ) -> None:
         self.inputs, self.precision, self.chunk_size, self.variant = inputs, precision, chunk_size, variant
         self.cap = cap
+
+    def on(self, inputs: Inputs) -> HonestRun:
+        """The same run on other inputs (one call of a prefill that is cut, say)."""
+        return HonestRun(inputs, self.precision, self.chunk_size, self.variant, cap=self.cap)
 
     def __call__(self) -> EmulationResult:
         x = self.inputs
@@ -201,23 +208,30 @@ class _Run:
         return emulate_chunk(x.q, x.k, x.v, g, x.beta, chunk_size=self.chunk_size, **shared)  # type: ignore[arg-type]
 
 
-def _runs(inputs: Inputs, profile: str, chunk_size: int | None, seed: int) -> list[_Run]:
+def honest_runs(
+    inputs: Inputs, profile: str, chunk_size: int | None, seed: int, *, l2norm_before: bool = False
+) -> list[HonestRun]:
+    """The plain emulation first, then its honest variants, none of them made yet."""
     device = inputs.device.type
     precision = precision_for(profile, device=device, chunk_size=chunk_size)
+    if l2norm_before:
+        precision = precision.with_casts(l2norm="native")
     unknown = profile == GENERIC and chunk_size is not None
     variants = honest_variants(_n_variants(inputs), seed, OTHER_CHUNKS if unknown else ())
-    runs = [_Run(inputs, precision, chunk_size, variant) for variant in (None, *variants)]
+    runs = [HonestRun(inputs, precision, chunk_size, variant) for variant in (None, *variants)]
     if unknown:
         # Nothing is known of how such a kernel inverts, and on nearly parallel keys that is what it errs by.
-        runs += [_Run(inputs, replace(precision, solve=solve), chunk_size, None) for solve in OTHER_SOLVES]
+        runs += [
+            HonestRun(inputs, replace(precision, solve=solve), chunk_size, None) for solve in OTHER_SOLVES
+        ]
     if unknown and inputs.v.dtype == torch.float32:
         # A float32 recurrence rounds its state at every token, a chunk kernel once per chunk: both are
         # sound, and in float32 (unlike in bf16, where the operands dominate) the former errs more.
         recurrent = precision_for("fla-recurrent", device=device)
-        runs += [_Run(inputs, recurrent, None, variant) for variant in (None, *honest_variants(1, seed))]
+        runs += [HonestRun(inputs, recurrent, None, variant) for variant in (None, *honest_variants(1, seed))]
     elif unknown:
         doubling = replace(precision, solve="doubling")
-        runs.append(_Run(inputs, doubling, chunk_size, variants[1], cap=DOUBLING_CAP))
+        runs.append(HonestRun(inputs, doubling, chunk_size, variants[1], cap=DOUBLING_CAP))
     return runs
 
 

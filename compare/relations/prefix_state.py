@@ -125,7 +125,14 @@ def _honest(trial: Trial, numbers: list[int], longer: Inputs, ends: list[int]) -
     size = trial.capabilities_chunk or DEFAULT_CHUNK
     maps = (map_tokens(longer.cu_seqlens, size), map_states(len(ends), longer.device))
     true = truth(**longer.keywords())
-    honest = measure(longer, true, maps, profile=trial.profile, chunk_size=trial.capabilities_chunk)
+    honest = measure(
+        longer,
+        true,
+        maps,
+        profile=trial.profile,
+        chunk_size=trial.capabilities_chunk,
+        l2norm_before=longer.l2norm and trial.info.capabilities.l2norm == "before",
+    )
     n_rows = longer.q.shape[-1]
     rows = torch.stack([honest.output.row_rms[end - n_rows : end].square().mean(0).sqrt() for end in ends])
     state = trial.yardstick.state
