@@ -274,7 +274,7 @@ def _scale_entries() -> list[Entry]:
             name,
             text,
             False,
-            result=lambda x, pair, f=factor: (pair[0] * (f(x) / x.scale), pair[1]),
+            inputs=lambda x, f=factor: _replace(x, scale=f(x)),
             needs=lambda x, f=factor: x.scale != 0 and f(x) != x.scale,
         )
         for name, text, factor in factors

@@ -25,6 +25,7 @@ from .inputs import Inputs, take_sequences
 from .trial import Trial
 from .verdict import Hypothesis, Outcome
 from .witness import Pair
+from .yardstick import measure
 
 # Checks that a transform may explain; anything else that fires is beyond excuse.
 EXPLAINABLE = frozenset({running_bound.NAME, emulation_ratio.NAME, low_bits.NAME})
@@ -72,8 +73,28 @@ def explain(trial: Trial, ordered: list[Outcome]) -> Hypothesis | None:
 
 
 def _fits(trial: Trial, base: Inputs, entry: Entry) -> bool:
-    """Whether tier 3 is silent everywhere when the truth is taken under the entry."""
-    return emulation_ratio.against(trial, trial.measure(_truth(base, entry, trial.truth))).status == "ok"
+    """Whether tier 3 is silent everywhere when truth and yardstick are taken under the entry."""
+    true = _truth(base, entry, trial.truth)
+    candidate = Trial(trial.witness, trial.info, trial.output, trial.state)
+    candidate.__dict__["yardstick"] = trial.yardstick
+    if entry.inputs is not None:
+        maps = (trial.witness.output_tiles(trial.capabilities_chunk), trial.witness.state_tiles)
+        candidate.__dict__["yardstick"] = measure(
+            _as_stored(entry.inputs(base), base), true, maps, profile=trial.profile,
+            chunk_size=trial.capabilities_chunk, seed=trial.witness.seed,
+        )  # fmt: skip
+    return emulation_ratio.against(candidate, candidate.measure(true)).status == "ok"
+
+
+def _as_stored(changed: Inputs, base: Inputs) -> Inputs:
+    """The entry's inputs in the dtypes that a kernel computing them would hold them in."""
+    names = ("q", "k", "v", "beta", "initial_state")
+    stored = {
+        name: getattr(changed, name).to(getattr(base, name).dtype)
+        for name in names
+        if getattr(changed, name) is not None
+    }
+    return msgspec.structs.replace(changed, **stored)
 
 
 def _truth(base: Inputs, entry: Entry, own: Pair) -> Pair:

@@ -199,6 +199,7 @@ class HonestRun:
             "initial_state": x.initial_state,
             "cu_seqlens": x.cu_seqlens,
             "l2norm": x.l2norm,
+            "l2norm_eps": x.l2norm_eps,
             "variant": self.variant,
         }
         g = x.g.float()

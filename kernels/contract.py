@@ -18,6 +18,8 @@ Promise = Literal["promised", "observed", "not promised"]
 RELATIONS: dict[str, str] = {
     "run-to-run": "the same call gives the same bits",
     "causality": "later tokens never reach earlier outputs",
+    "causality-cuts": "causality, at many cuts in one call",
+    "silent-queries": "causality and isolation, where a zero query makes the answer exact",
     "isolation": "sequences of one call do not touch each other",
     "split-concat": "a prefill cut at multiples of the chunk size, the state handed on, equals the uncut one",
     "prefix-state": "the state that later tokens read is the final state of the tokens before them",
@@ -34,6 +36,8 @@ RELATIONS: dict[str, str] = {
     "unowned": "rows beyond the last sequence, and slots of nobody, may hold anything and are left alone",
     "exact": "where nothing needs rounding every bit agrees with the truth",
 }
+# A finer test of a relation is promised as far as the relation itself.
+PART_OF = {"causality-cuts": "causality", "silent-queries": "causality"}
 # What holds unless a contract says otherwise; the rest is `observed`.
 PROMISED_BY_DEFAULT = ("run-to-run", "fresh-memory")
 
@@ -69,6 +73,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     def relation(self, name: str) -> Promise:
         """How far a relation of RELATIONS is promised: by its clause, else by PROMISED_BY_DEFAULT."""
+        name = PART_OF.get(name, name)
         default = "promised" if name in PROMISED_BY_DEFAULT else "observed"
         promise: Promise = self.value(f"relation.{name}", default)
         return promise

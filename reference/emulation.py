@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .emulation_arithmetic import Arithmetic, ieee_matmul
-from .emulation_inputs import Inputs, checked_inputs, l2norm_of
+from .emulation_inputs import L2NORM_EPS, Inputs, checked_inputs, l2norm_of
 from .emulation_solve import inverse, solve_direct
 from .precision import Precision, precision_for
 from .variants import Variant
@@ -61,6 +61,7 @@ def emulate_chunk(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     l2norm: bool = False,
+    l2norm_eps: float = L2NORM_EPS,
     variant: Variant | None = None,
     generator: torch.Generator | None = None,
     stages: bool = False,
@@ -73,7 +74,7 @@ def emulate_chunk(
     or None for zeros, cu_seqlens: [N+1] or None for one sequence. HK divides HV. The dtype of q is the one
     that `native` cast points follow.
     precision: a table, or a profile's name (taken for the device of q and this chunk size).
-    scale: factor on the output, K**-0.5 when None. l2norm: normalise q and k first, eps 1e-6 in the root.
+    scale: factor on the output, K**-0.5 when None. l2norm: normalise q and k first, l2norm_eps in the root.
     variant: how to run it otherwise in the same precision; None: as written. A variant's chunk size wins.
     generator: for stochastic rounding.
     overrides: stage tensor -> its replacement: a tensor laid out as in `EmulationResult.stages`, or a
@@ -96,7 +97,7 @@ def emulate_chunk(
         precision, native=q.dtype, beta=beta.dtype, device=q.device, variant=variant, generator=generator
     )
     with torch.no_grad(), ieee_matmul():
-        run = _Run(inputs, arithmetic, chunk_size, l2norm, stages, overrides or {})
+        run = _Run(inputs, arithmetic, chunk_size, l2norm_eps if l2norm else None, stages, overrides or {})
         run.before_overrides = before_overrides
         return run.result()
 
@@ -121,14 +122,14 @@ class _Run:
         inputs: Inputs,
         arithmetic: Arithmetic,
         chunk_size: int,
-        l2norm: bool,
+        l2norm_eps: float | None,
         stages: bool,
         overrides: Mapping[str, Override],
     ) -> None:
         self.x = inputs
         self.a = arithmetic
         self.size = chunk_size
-        self.l2norm = l2norm
+        self.l2norm_eps = l2norm_eps
         self.overrides = overrides
         self.before_overrides = False
         self.plan = _plan(inputs.lengths, inputs.starts, chunk_size)
@@ -174,8 +175,8 @@ class _Run:
         """All stages of one piece; every tensor is [H, P, C, X]."""
         x, a = self.x, self.a
         q, k, v = (self._take(t, piece) for t in (x.q, x.k, x.v))
-        if self.l2norm:
-            q, k = a.cast("l2norm", l2norm_of(q)), a.cast("l2norm", l2norm_of(k))
+        if self.l2norm_eps is not None:
+            q, k = (a.cast("l2norm", l2norm_of(y, self.l2norm_eps)) for y in (q, k))
         beta = a.cast("beta", self._take(x.beta[..., None], piece))
         total = self._take(x.g[..., None], piece)[..., 0].cumsum(-1)
         # A kernel loads zero past the end of the sequence, not the last sum.

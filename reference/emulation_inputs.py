@@ -94,6 +94,6 @@ def checked_inputs(
     return Inputs(q, k, v, g, beta, initial_state, bounds[:-1], lengths, factor)
 
 
-def l2norm_of(x: Tensor) -> Tensor:
+def l2norm_of(x: Tensor, eps: float = L2NORM_EPS) -> Tensor:
     """x / sqrt(sum(x^2) + eps) over the last dimension, by the reciprocal as in FLA, in x's dtype."""
-    return x * (1.0 / torch.sqrt((x * x).sum(-1, keepdim=True) + L2NORM_EPS))
+    return x * (1.0 / torch.sqrt((x * x).sum(-1, keepdim=True) + eps))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .emulation import EmulationResult
 from .emulation_arithmetic import Arithmetic, ieee_matmul
-from .emulation_inputs import Inputs, checked_inputs, l2norm_of
+from .emulation_inputs import L2NORM_EPS, Inputs, checked_inputs, l2norm_of
 from .precision import Precision, precision_for
 from .variants import Variant
 
@@ -32,6 +32,7 @@ def emulate_recurrent(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     l2norm: bool = False,
+    l2norm_eps: float = L2NORM_EPS,
     variant: Variant | None = None,
     generator: torch.Generator | None = None,
 ) -> EmulationResult:
@@ -47,18 +48,18 @@ def emulate_recurrent(
         precision, native=q.dtype, beta=beta.dtype, device=q.device, variant=variant, generator=generator
     )
     with torch.no_grad(), ieee_matmul():
-        return _loop(inputs, arithmetic, l2norm)
+        return _loop(inputs, arithmetic, l2norm_eps if l2norm else None)
 
 
-def _loop(x: Inputs, a: Arithmetic, l2norm: bool) -> EmulationResult:
+def _loop(x: Inputs, a: Arithmetic, l2norm_eps: float | None) -> EmulationResult:
     output = a.zeros(x.tokens, x.hv, x.dv)
     state = a.zeros(len(x.lengths), x.hv, x.dk, x.dv)
     if x.initial_state is not None:
         state = a.cast("handover", a.enter(x.initial_state))
     q, k, v, beta = a.enter(x.q), a.enter(x.k), a.enter(x.v), a.cast("beta", a.enter(x.beta))
     decay = a.enter(x.g).exp()
-    if l2norm:
-        q, k = a.cast("l2norm", l2norm_of(q)), a.cast("l2norm", l2norm_of(k))
+    if l2norm_eps is not None:
+        q, k = (a.cast("l2norm", l2norm_of(y, l2norm_eps)) for y in (q, k))
     # Longest first: the sequences that still run at step t are then a prefix, and a slice is a view.
     by_length = sorted(range(len(x.lengths)), key=lambda n: -x.lengths[n])
     order = torch.tensor(by_length, dtype=torch.int64, device=x.q.device)

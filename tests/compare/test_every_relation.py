@@ -9,7 +9,7 @@ from gdncheck.compare.relations.beta_zero import pure_decay
 from gdncheck.compare.relations.plan import RELATIONS, WITH_PROCESSES, choose
 from gdncheck.kernels import contracts_engines, contracts_fla
 from gdncheck.kernels.contract import RELATIONS as VOCABULARY
-from gdncheck.kernels.contract import Contract
+from gdncheck.kernels.contract import PART_OF, Contract
 from gdncheck.kernels.interface import KernelInfo, RunResult
 from gdncheck.reference.truth import truth
 
@@ -172,7 +172,13 @@ def test_what_makes_no_sense_for_a_case_is_judged_all_the_same(honest, case_of, 
 
 def test_a_relation_that_a_contract_does_not_promise_is_asked_for(honest, case_of, verdict_on):
     clauses = [
-        {"id": f"relation.{n}", "kind": "relation", "applies_to": n, "value": "not promised", "source": "test"}
+        {
+            "id": f"relation.{n}",
+            "kind": "relation",
+            "applies_to": n,
+            "value": "not promised",
+            "source": "test",
+        }
         for n in ("head-permutation", "call-order")
     ]
     result = verdict_on(honest.chunk, case_of(lengths=[40, 20]), capabilities={"clauses": clauses})
@@ -227,7 +233,9 @@ class Processes:
 
 
 @pytest.mark.parametrize("broken", ["sound", "first call", "another process"])
-def test_a_first_call_or_another_process_gives_something_else(broken, honest, case_of, in_process, verdict_on, as_rule):
+def test_a_first_call_or_another_process_gives_something_else(
+    broken, honest, case_of, in_process, verdict_on, as_rule
+):
     def function_of(process):
         calls = [0]
 
@@ -266,8 +274,13 @@ class WithEvidence:
     def _one(self, call, result):
         if not call.options.poison or result.status != "ok":
             return result
-        written = [{"buffer": "input q", "side": "after", "bytes": 16}] if self.fault == "writes outside" else []
-        evidence = {"poisoned_bytes": 0 if self.fault == "nothing to poison" else 4096, "guard_written": written}
+        written = (
+            [{"buffer": "input q", "side": "after", "bytes": 16}] if self.fault == "writes outside" else []
+        )
+        evidence = {
+            "poisoned_bytes": 0 if self.fault == "nothing to poison" else 4096,
+            "guard_written": written,
+        }
         outputs = dict(result.outputs)
         if self.fault == "reads fresh memory":
             outputs["output"] = outputs["output"].clone()
@@ -277,9 +290,16 @@ class WithEvidence:
 
 @pytest.mark.parametrize(
     ("fault", "status"),
-    [("", "ok"), ("reads fresh memory", "fires"), ("writes outside", "fires"), ("nothing to poison", "not-applicable")],
+    [
+        ("", "ok"),
+        ("reads fresh memory", "fires"),
+        ("writes outside", "fires"),
+        ("nothing to poison", "not-applicable"),
+    ],
 )
-def test_poisoned_memory_is_read_or_a_guard_written_unseen(fault, status, honest, case_of, in_process, verdict_on):
+def test_poisoned_memory_is_read_or_a_guard_written_unseen(
+    fault, status, honest, case_of, in_process, verdict_on
+):
     result = verdict_on(None, case_of(lengths=[40]), runner=WithEvidence(in_process, honest.chunk, fault))
     (outcome,) = outcomes_of(result, "fresh-memory")
     assert outcome.status == status
@@ -309,7 +329,20 @@ def test_rows_that_nobody_owns_reach_a_sequence(fault, honest, case_of, verdict_
 def pool_rule(honest, fault=""):
     """A kernel that addresses a pool in place."""
 
-    def rule(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens, pool=None, slot_indices=None):
+    def rule(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        *,
+        scale,
+        initial_state,
+        output_final_state,
+        cu_seqlens,
+        pool=None,
+        slot_indices=None,
+    ):
         if pool is None:
             return honest.chunk(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=True,
                                 cu_seqlens=cu_seqlens)  # fmt: skip
@@ -340,7 +373,9 @@ def test_the_closed_form_of_pure_decay_is_not_the_truth(case_of):
     for raw in (False, True):
         qk = "raw" if raw else "normalised"
         inputs = inputs_of(case_of(lengths=LENGTHS, k_heads=1, v_heads=2, dims=(32, 16), qk=qk))
-        inputs = type(inputs)(**{f: getattr(inputs, f) for f in inputs.__struct_fields__} | {"beta": inputs.beta * 0})
+        inputs = type(inputs)(
+            **{f: getattr(inputs, f) for f in inputs.__struct_fields__} | {"beta": inputs.beta * 0}
+        )
         output, state, _, _ = pure_decay(inputs)
         true, final = truth(**inputs.keywords())
         assert torch.allclose(output, true, rtol=1e-10, atol=1e-14)
@@ -364,14 +399,21 @@ def test_contracts_and_checks_speak_of_relations_by_different_names():
         if name.startswith(("vllm_", "sglang_", "flashinfer_"))
     }}  # fmt: skip
     contracts = [make(None) for make in everywhere.values()]
-    contracts += [contracts_fla.contract_for(n, None) for n in ("emulation.chunk", "emulation.recurrent", "mine:rule")]
+    contracts += [
+        contracts_fla.contract_for(n, None) for n in ("emulation.chunk", "emulation.recurrent", "mine:rule")
+    ]
     assert len(contracts) > 10
     for contract in contracts:
         named = {c.id.removeprefix("relation.") for c in contract.clauses if c.kind == "relation"}
         assert named
         assert named <= set(VOCABULARY), (contract.kernel, named - set(VOCABULARY))
-        assert {c.value for c in contract.clauses if c.kind == "relation"} <= {"promised", "observed", "not promised"}
-    assert set(RELATIONS) | {"exact"} == set(VOCABULARY)
+        assert {c.value for c in contract.clauses if c.kind == "relation"} <= {
+            "promised",
+            "observed",
+            "not promised",
+        }
+    assert set(RELATIONS) <= set(VOCABULARY)
+    assert set(PART_OF) | set(PART_OF.values()) <= set(VOCABULARY)
 
 
 def test_auto_starts_processes_or_spares_a_fast_kernel():
