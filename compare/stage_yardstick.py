@@ -169,7 +169,8 @@ def _emulated(
     }
     result = emulate_chunk(
         x.q, x.k, x.v, x.g.float(), x.beta, precision=precision, chunk_size=witness.size, scale=x.scale,
-        initial_state=x.initial_state, cu_seqlens=x.cu_seqlens, l2norm=x.l2norm, l2norm_eps=x.l2norm_eps, variant=variant, stages=True,
+        initial_state=x.initial_state, cu_seqlens=x.cu_seqlens, l2norm=x.l2norm, l2norm_eps=x.l2norm_eps,
+        variant=variant, stages=True,
         overrides=overrides, before_overrides=True,
     )  # fmt: skip
     return {**result.stages, "output": result.output, "final_state": result.final_state}

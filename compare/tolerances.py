@@ -51,9 +51,11 @@ def parse(kind: str, values: Iterable[str]) -> Given:
     """
     found: dict[str, float] = {}
     for word in values:
-        tensor, _, text = word.rpartition("=")
+        tensor, named, text = word.rpartition("=")
         try:
             value = float(text)
+            if named and not tensor:
+                raise ValueError("no tensor before the sign")
         except ValueError:
             raise BadInput(f"--{kind} {word}: give a number, or TENSOR=NUMBER such as output=1e-3") from None
         found |= {tensor: value} if tensor else dict.fromkeys(TENSORS, value)

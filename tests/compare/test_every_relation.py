@@ -8,8 +8,8 @@ from gdncheck.compare.inputs import inputs_of, take_sequences
 from gdncheck.compare.relations.beta_zero import pure_decay
 from gdncheck.compare.relations.plan import RELATIONS, WITH_PROCESSES, choose
 from gdncheck.kernels import contracts_engines, contracts_fla
-from gdncheck.kernels.contract import RELATIONS as VOCABULARY
 from gdncheck.kernels.contract import PART_OF, Contract
+from gdncheck.kernels.contract import RELATIONS as VOCABULARY
 from gdncheck.kernels.interface import KernelInfo, RunResult
 from gdncheck.reference.truth import truth
 
@@ -24,8 +24,8 @@ def fired(result, name):
     return [o for o in outcomes_of(result, name) if o.status == "fires"]
 
 
-# Each takes (honest result, call, memory of the kernel) and returns what the broken kernel gives. They break a
-# relation while the case's own call is right, or nearly so.
+# Each takes (honest result, call, memory of the kernel) and returns what the broken kernel gives. They break
+# a relation while the case's own call is right, or nearly so.
 
 
 def by_place_of_head(q, output, state, call, memory):
@@ -343,19 +343,17 @@ def pool_rule(honest, fault=""):
         pool=None,
         slot_indices=None,
     ):
+        options = {"scale": scale, "output_final_state": True, "cu_seqlens": cu_seqlens}
         if pool is None:
-            return honest.chunk(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=True,
-                                cu_seqlens=cu_seqlens)  # fmt: skip
+            return honest.chunk(q, k, v, g, beta, initial_state=initial_state, **options)
         at = slot_indices.long()
         read = torch.arange(len(at)) if fault == "ignores indices" else at
-        output, state = honest.chunk(q, k, v, g, beta, scale=scale, initial_state=pool[read], output_final_state=True,
-                                     cu_seqlens=cu_seqlens)  # fmt: skip
+        output, state = honest.chunk(q, k, v, g, beta, initial_state=pool[read], **options)
         pool[at] = state.to(pool.dtype)
         if fault == "writes slot 0":
             pool[0] = 0
         return output, None
 
-    rule.gdncheck_capabilities = {"slots": True}
     return rule
 
 

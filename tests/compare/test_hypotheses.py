@@ -1,4 +1,4 @@
-"""Hypotheses: an undeclared but honest transform is a suspect, a named mistake stays a fail, noise gets no name."""
+"""Hypotheses: an undeclared honest transform is a suspect, a named mistake stays a fail, noise is unnamed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IN_KERNEL = {"l2norm": "in_kernel"}
 
 @pytest.fixture(scope="module")
 def changed(honest):
-    """A sound kernel of a slightly different function: before(call) changes what it reads, after what it gives."""
+    """A sound kernel of another function: before(call) changes what it reads, after what it gives."""
 
     def build(before=None, after=None):
         def rule(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens):
