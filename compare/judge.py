@@ -12,11 +12,21 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from .checks import emulation_ratio, exact, low_bits, nonfinite, output_bound, running_bound, state_bound
+from .checks import (
+    companion,
+    emulation_ratio,
+    exact,
+    low_bits,
+    nonfinite,
+    output_bound,
+    running_bound,
+    state_bound,
+)
 from .checks import tolerance as by_tolerance
 from .contract_differences import contract_differences, errors_against_pure
 from .hypotheses import explain
 from .nonfinite import first_place
+from .relations import run_to_run
 from .report_words import number
 from .soundness import Soundness, containment, resets_promised, without_resets
 from .tolerances import Tolerance
@@ -72,14 +82,17 @@ def judge(
 
 def _decide(trial: Trial, soundness: Soundness, outcomes: list[Outcome], further: list[Outcome]) -> Ruling:
     """Let the first outcome that fires decide. outcomes: the case's own, in CASE_CHECKS' order."""
-    # The companion is tier 0: it decides right after the case's own exact check.
-    companions = [o for o in further if o.tier == 0]
+    # The companion is tier 0: it decides right after the case's own exact check. But it is another call, and
+    # says nothing of this one where the kernel moves by itself.
+    companions = [o for o in further if o.check == companion.NAME]
+    moving = [o for o in further if o.check == run_to_run.NAME and o.status == "fires"]
     after_exact = 2
     ordered = [
         *outcomes[:after_exact],
+        *moving,
         *companions,
         *outcomes[after_exact:],
-        *(o for o in further if o.tier > 0),
+        *(o for o in further if o not in companions and o not in moving),
     ]
     decisive = next((o for o in ordered if o.status == "fires"), None)
     if decisive is not None and soundness.reset and not resets_promised(trial):

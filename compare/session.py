@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from ..kernels.interface import KernelCall, KernelInfo, RunResult
-from .checks import companion, shape, slots
+from .checks import companion, inputs_kept, shape, slots
 from .inputs import call_of
 from .judge import judge
 from .relations import run_to_run
@@ -82,6 +82,7 @@ def diff_one(
     trial = Trial(witness, info, first.outputs["output"], first.outputs["final_state"])
     further: list[Outcome] = []
     if soundness.sound:
+        further.append(inputs_kept.check(first.evidence, info.contract, given=len(call.tensors)))
         if "pool" in call.tensors:
             further.append(slots.check(call.tensors, first.outputs))
         further += _further(runner, trial, settings, first.seconds)
@@ -119,17 +120,16 @@ def _result(info: KernelInfo, witness: Witness, ruling: Ruling, first: RunResult
 
 
 def _further(runner: Runner, trial: Trial, settings: Settings, seconds: float | None) -> list[Outcome]:
-    """Everything that needs runs of its own: the exact companion, then the relations."""
-    names = choose(settings.relations, trial.info, seconds)
-    # The companion is a further call of full size: a kernel that is spared repeats is spared it too.
-    spare = run_to_run.NAME not in names
-    twin = None if spare else companion.plan(trial.witness, trial.info, seed=settings.seed)
-    outcomes = []
-    if twin is not None:
+    """Everything that needs runs of its own: the relations, run-to-run first, then the exact companions."""
+    outcomes = run_relations(runner, trial, settings.relations, seed=settings.seed, seconds=seconds)
+    # A companion is a further call of full size: a kernel that is spared repeats is spared it too.
+    if run_to_run.NAME not in choose(settings.relations, trial.info, seconds):
+        return outcomes
+    for name, twin in companion.plans(trial.witness, seed=settings.seed).items():
         call = call_of(twin)
         result = answered(call, runner.run([call])[0])
-        outcomes.append(companion.check(twin, trial.info, result, device=trial.witness.device))
-    return outcomes + run_relations(runner, trial, settings.relations, seed=settings.seed, seconds=seconds)
+        outcomes.append(companion.check(twin, trial.info, result, device=trial.witness.device, name=name))
+    return outcomes
 
 
 def _with_stages(ruling: Ruling, report: StageReport) -> Ruling:

@@ -20,18 +20,47 @@ from . import shape
 from .exact import TIER, compare_exactly
 
 NAME = "exact-companion"
+# In other lengths: another call shape, so it decides only where nothing else does.
+REGROUPED = "exact-regrouped"
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def plan(witness: Witness, info: KernelInfo, *, seed: int) -> Case | None:
-    """The companion of a case; None where there is none (no tokens, other dtypes, decay per channel)."""
+def plans(witness: Witness, *, seed: int) -> dict[str, Case]:
+    """The companions of a case by check: one of its own lengths, one of as many tokens in other lengths.
+
+    The second is for what a kernel keeps from call to call under less than it depends on: indices of chunks
+    under the number of tokens, say. Empty where there is none (no tokens, other dtypes, decay per channel).
+    """
+    lengths = witness.inputs.cu_seqlens.diff().tolist()
+    kinds = _kinds(witness.case, len(lengths))
+    own = plan(witness, lengths, kinds, seed=seed)
+    other = regrouped(lengths, kinds)
+    again = None if other is None else plan(witness, *other, seed=seed + 1)
+    return {name: twin for name, twin in ((NAME, own), (REGROUPED, again)) if twin is not None}
+
+
+def regrouped(lengths: list[int], kinds: list[str]) -> tuple[list[int], list[str]] | None:
+    """As many tokens in other lengths; None where there is no other way (equal lengths, one token).
+
+    Sequences change places, so that shapes stay; a single one is cut behind its first third.
+    """
+    if len(lengths) == 1:
+        return ([cut, lengths[0] - cut], kinds * 2) if (cut := lengths[0] // 3) else None
+    for by in range(1, len(lengths)):
+        turned = lengths[by:] + lengths[:by]
+        if turned != lengths:
+            return turned, kinds[by:] + kinds[:by]
+    return None
+
+
+def plan(witness: Witness, lengths: list[int], kinds: list[str], *, seed: int) -> Case | None:
+    """An exact case of a case's heads, dims and dtypes, and of these lengths and kinds of states."""
     inputs = witness.inputs
     state = inputs.initial_state
     if inputs.n_tokens == 0 or inputs.v.dtype not in DTYPES or inputs.g.ndim == 3:
         return None
     if state is not None and state.dtype not in DTYPES:
         return None
-    lengths = (inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]).tolist()
     return make(
         "exact-raw" if inputs.l2norm else "exact",
         lengths=lengths,
@@ -40,7 +69,7 @@ def plan(witness: Witness, info: KernelInfo, *, seed: int) -> Case | None:
         dims=(inputs.q.shape[2], inputs.v.shape[2]),
         dtype=DTYPES[inputs.v.dtype],
         beta_dtype=DTYPES.get(inputs.beta.dtype, "fp32"),
-        state=_kinds(witness.case, len(lengths)),
+        state=kinds,
         state_dtype="fp32" if state is None else DTYPES[state.dtype],
         seed=seed,
     )
@@ -54,15 +83,17 @@ def _kinds(case: Case, n_sequences: int) -> list[str]:
     return ["random"] * n_sequences if fresh is None else ["random" if f else "stale" for f in fresh.tolist()]
 
 
-def check(twin: Case, info: KernelInfo, result: RunResult, *, device: torch.device) -> Outcome:
-    """Judge the kernel's answer to the companion."""
+def check(
+    twin: Case, info: KernelInfo, result: RunResult, *, device: torch.device, name: str = NAME
+) -> Outcome:
+    """Judge the kernel's answer to a companion."""
     if result.status != "ok":
         status = "suspect" if result.status in ("crash", "timeout") else "not-applicable"
         reason = f"the kernel answered the case but not an exact case of its shape: {result.message}"
-        return Outcome(check=NAME, tier=TIER, status=status, reason=reason)  # type: ignore[arg-type]
+        return Outcome(check=name, tier=TIER, status=status, reason=reason)  # type: ignore[arg-type]
     witness = Witness(twin, device=device)
     fault = shape.check(witness.inputs, result.outputs)
     if fault.status == "fires":
-        return Outcome(check=NAME, tier=TIER, status="fires", reason=fault.reason, place=fault.place)
+        return Outcome(check=name, tier=TIER, status="fires", reason=fault.reason, place=fault.place)
     trial = Trial(witness, info, result.outputs["output"], result.outputs["final_state"])
-    return compare_exactly(trial, NAME, info.contract.relation("exact"))
+    return compare_exactly(trial, name, info.contract.relation("exact"))

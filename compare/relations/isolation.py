@@ -1,8 +1,9 @@
 """Isolation: sequences in one call do not touch each other.
 
 Statement. If every other sequence is changed (tokens and initial states), the rest keep their bits, and
-the other way round. A sequence that shares its call with none is packed between two strangers: its result
-stays what it was alone.
+the other way round; also if it is poisoned: a row that a kernel reads past a sequence's end and multiplies
+by zero shows only where it holds NaN. A sequence that shares its call with none is packed between two
+strangers, the one behind poisoned: its result stays what it was alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..inputs import Inputs
 from .expectation import Expectation, same_rows
-from .perturb import generator, replace_states, replace_tokens
+from .perturb import generator, poison, replace_states, replace_tokens
 
 NAME = "isolation"
 STRANGERS = (37, 5)
@@ -21,13 +22,15 @@ STRANGERS = (37, 5)
 
 
 def plan(inputs: Inputs, *, seed: int) -> list[Expectation]:
-    """Two calls where there are two sequences or more, else one packed call."""
+    """Four calls where there are two sequences or more, else one packed call."""
     if inputs.n_sequences == 1:
         return [_between_strangers(inputs, seed)] if inputs.n_tokens else []
-    return [e for parity in (0, 1) if (e := _neighbours_changed(inputs, parity, seed)) is not None]
+    ways = [(parity, poisoned) for poisoned in (False, True) for parity in (0, 1)]
+    calls = [_neighbours_changed(inputs, parity, seed, poisoned) for parity, poisoned in ways]
+    return [expected for expected in calls if expected is not None]
 
 
-def _neighbours_changed(inputs: Inputs, parity: int, seed: int) -> Expectation | None:
+def _neighbours_changed(inputs: Inputs, parity: int, seed: int, poisoned: bool) -> Expectation | None:
     cu = inputs.cu_seqlens.cpu()
     number = torch.arange(inputs.n_sequences)
     of_row = torch.repeat_interleave(number, cu[1:] - cu[:-1])
@@ -36,12 +39,16 @@ def _neighbours_changed(inputs: Inputs, parity: int, seed: int) -> Expectation |
     if len(changed) == 0:
         return None
     sequences = number[number % 2 == parity].to(inputs.device)
-    other = replace_tokens(inputs, changed, seed=seed, salt=201 + parity)
-    other = replace_states(other, sequences, seed=seed, salt=211 + parity)
+    if poisoned:
+        other = poison(inputs, changed, sequences)
+    else:
+        other = replace_tokens(inputs, changed, seed=seed, salt=201 + parity)
+        other = replace_states(other, sequences, seed=seed, salt=211 + parity)
     return Expectation(
         relation=NAME,
         inputs=other,
         what=f"the {'even' if parity == 0 else 'odd'} sequences",
+        verb="filled with NaN" if poisoned else "changed",
         output_rows=same_rows(kept),
         state_rows=same_rows(number[number % 2 != parity].to(inputs.device)),
         changed_rows=changed,
@@ -67,6 +74,7 @@ def _between_strangers(inputs: Inputs, seed: int) -> Expectation:
     )
     packed = replace_tokens(packed, strangers, seed=seed, salt=222)
     packed = replace_states(packed, torch.tensor([0, 2], device=inputs.device), seed=seed, salt=223)
+    packed = poison(packed, strangers[before:], torch.tensor([2], device=inputs.device))
     zero = torch.zeros(1, dtype=torch.int64, device=inputs.device)
     return Expectation(
         relation=NAME,

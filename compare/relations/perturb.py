@@ -1,8 +1,9 @@
 """Other values for some tokens of a call: finite, inside the domain, and loud.
 
-The idea: a leak is linear in v, so replacement values 64 times as large as the case's own make a leak of
-one part in a thousand stand out; keys and queries keep their norms and decays stay decays, so that the
-changed call is as sound as the first.
+The idea: a leak is linear in v, so replacement values a billion times as large as the case's own make a
+leak of one part in a billion stand out, where rounding would hide it; keys and queries keep their norms and
+decays stay decays, so that the changed call is as sound as the first. `poison` is for what is multiplied by
+zero.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..inputs import Inputs
 
-LOUDNESS = 64.0
+LOUDNESS = 2.0**30
 # Replacement values stay this far below the dtype's largest number.
 HEADROOM = 2.0**-6
 
@@ -42,6 +43,18 @@ def replace_states(inputs: Inputs, sequences: Tensor, *, seed: int, salt: int) -
         return inputs
     state = _loud(inputs.initial_state, sequences, generator(seed, salt + 1))
     return msgspec.structs.replace(inputs, initial_state=state)
+
+
+def poison(inputs: Inputs, rows: Tensor, sequences: Tensor) -> Inputs:
+    """The call with NaN in every number of these rows and of these sequences' initial states."""
+    changed = {}
+    for name in ("q", "k", "v", "g", "beta"):
+        changed[name] = getattr(inputs, name).clone()
+        changed[name][rows] = torch.nan
+    if inputs.initial_state is not None:
+        changed["initial_state"] = inputs.initial_state.clone()
+        changed["initial_state"][sequences] = torch.nan
+    return msgspec.structs.replace(inputs, **changed)
 
 
 def _random(shape: torch.Size, dice: torch.Generator, device: torch.device) -> Tensor:

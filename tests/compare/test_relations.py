@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from gdncheck.compare.inputs import inputs_of
-from gdncheck.compare.relations import causality, isolation, run_to_run
+from gdncheck.compare.relations import causality, causality_cuts, isolation, run_to_run
 
 
 def outcomes_of(result, name):
@@ -118,16 +118,93 @@ def test_a_relation_that_was_not_exercised_counts_as_held(case_of, verdict_on, a
 
 def test_changed_calls_leave_the_domain_or_what_must_not_change(case_of):
     inputs = inputs_of(case_of(lengths=[40, 1, 30]))
-    planned = [*causality.plan(inputs, seed=3), *isolation.plan(inputs, seed=3)]
-    assert len(planned) == 3
+    isolated = isolation.plan(inputs, seed=3)
+    planned = [*causality.plan(inputs, seed=3), *isolated]
+    assert len(planned) == 5
     for expectation in planned:
+        poisoned = expectation in isolated[2:]
         kept, changed = expectation.output_rows[0], expectation.changed_rows
         assert sorted([*kept.tolist(), *changed.tolist()]) == list(range(71))
         for name in ("q", "k", "v", "g", "beta"):
             before, after = getattr(inputs, name), getattr(expectation.inputs, name)
             assert torch.equal(before[kept], after[kept])
             assert not torch.equal(before[changed], after[changed])
-            assert bool(torch.isfinite(after).all())
+            assert bool(torch.isfinite(after[kept if poisoned else slice(None)]).all())
+            assert not poisoned or bool(torch.isnan(after[changed]).all())
+        if poisoned:
+            continue
         assert float(expectation.inputs.g.max()) <= 0
         assert 0 <= float(expectation.inputs.beta.min()) <= float(expectation.inputs.beta.max()) <= 1
     assert run_to_run.plan(inputs, seed=0)[0].inputs is inputs
+
+
+def test_a_row_read_past_the_end_and_multiplied_by_zero_goes_unseen(honest, case_of, verdict_on, as_rule):
+    """A sequence reads the row behind its last one; 0 * x shows only where x is not finite."""
+
+    def past_the_end(q, k, v, g, beta, **options):
+        output, state = honest.chunk(q, k, v, g, beta, **options)
+        output = output.clone()
+        for end in options["cu_seqlens"][1:-1].tolist():
+            output[end - 1] += 0 * v[end].sum().to(output.dtype)
+        return output, state
+
+    for lengths in ([40, 1, 30], [90]):
+        result = verdict_on(as_rule(past_the_end), case_of(lengths=lengths))
+        assert (result.verdict, result.ruling.rule) == ("fail", "isolation"), result.ruling.reason
+        place = result.ruling.worst_tile
+        assert place.class_ == "nan"
+        assert place.token == lengths[place.sequence] - 1
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3])
+@pytest.mark.parametrize("token", [0, 15, 62, 86])
+def test_a_leak_into_one_token_far_below_rounding_goes_unseen(
+    token, distance, honest, case_of, verdict_on, as_rule
+):
+    """The output is float32, so no rounding swallows a ten-thousandth of a later value."""
+
+    def leaky(q, k, v, g, beta, **options):
+        output, state = honest.chunk(q, k, v, g, beta, **options)
+        output = output.float()
+        if len(output) > token + distance:
+            output[token, 1] += 1e-4 * v[token + distance, 1].float()
+        return output, state
+
+    result = verdict_on(as_rule(leaky), case_of(lengths=[90]))
+    assert result.verdict == "fail", result.ruling.reason
+    assert result.ruling.rule in ("silent-queries", "causality", "causality-cuts"), result.ruling.reason
+    place = result.ruling.worst_tile
+    assert (place.tensor, place.sequence, place.head, place.token) == ("output", 0, 1, token)
+
+
+@pytest.mark.parametrize("lengths", [[90], [1, 65, 30]])
+def test_a_leak_through_the_scores_of_one_row_goes_unseen(lengths, honest, case_of, verdict_on, as_rule):
+    """Row 40 of a sequence sees two tokens ahead, by a ten-thousandth of their score."""
+
+    def leaky(q, k, v, g, beta, **options):
+        output, state = honest.chunk(q, k, v, g, beta, **options)
+        output = output.float()
+        for start, end in zip(
+            options["cu_seqlens"].tolist(), options["cu_seqlens"].tolist()[1:], strict=False
+        ):
+            if end - start > 42:
+                row = start + 40
+                score = (q[row, 0].float() * k[row + 2, 0].float()).sum()
+                output[row, 1] += 1e-4 * score * v[row + 2, 1].float()
+        return output, state
+
+    result = verdict_on(as_rule(leaky), case_of(lengths=lengths))
+    assert result.verdict == "fail", result.ruling.reason
+    assert result.ruling.rule in ("causality", "causality-cuts"), result.ruling.reason
+    place = result.ruling.worst_tile
+    assert (place.head, place.token) == (1, 40)
+
+
+def test_cuts_leave_a_short_sequence_or_its_last_token_out():
+    cuts = causality_cuts.choose_cuts([130, 1, 0, 9])
+    assert {n for n, _, _ in cuts} == {0, 3}
+    chosen = {cut for n, cut, _ in cuts if n == 0}
+    assert {64, 128, 129, 16, 2, 3} <= chosen | {3}
+    assert sum(stop for _, _, stop in cuts) <= causality_cuts.TOKENS
+    assert all(0 < cut < stop <= (130, 1, 0, 9)[n] for n, cut, stop in cuts)
+    assert causality_cuts.choose_cuts([1, 0]) == []
