@@ -7,6 +7,7 @@ and the honest variants, tile by tile. The yardstick only measures; limits and v
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,17 +85,19 @@ def measure(
     chunk_size: int | None,
     seed: int = 0,
     l2norm_before: bool = False,
+    make: Callable[[HonestRun], EmulationResult] | None = None,
 ) -> Yardstick:
     """Run the emulation and its honest variants and keep the largest error per tile.
 
     truth: (output, final state), float64, of these inputs. chunk_size None: the recurrent algorithm.
     l2norm_before: raw q and k reach the kernel normalised and rounded to their dtype, whatever its profile.
+    make: how a run is made; None: in one call.
     """
     runs = honest_runs(inputs, profile, chunk_size, seed, l2norm_before=l2norm_before)
     scales = [Growing(m, t) for m, t in zip(maps, truth, strict=True)]
     plain_state: Tensor | None = None
     for run in runs:
-        result = run()
+        result = run() if make is None else make(run)
         if plain_state is None:
             plain_state = result.final_state.float()
         scales[0].add(result.output, cap=run.cap)

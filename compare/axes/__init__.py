@@ -1,0 +1,1 @@
+"""The axes of the sweep: one file each, walked through the table in `table`."""
