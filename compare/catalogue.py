@@ -81,37 +81,32 @@ def _by_norm_plus(eps: float) -> Callable[[Tensor], Tensor]:
     return lambda x: x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + eps)
 
 
+def _root_eps(eps: float) -> Entry:
+    text = f"its l2norm had eps {eps:g} in the root"
+    return Entry(f"l2norm.eps {eps:g}", text, True, inputs=lambda x: _replace(x, l2norm_eps=eps), needs=_raw)
+
+
+def _outer_eps(eps: float) -> Entry:
+    return Entry(
+        f"l2norm.eps-outside {eps:g}",
+        f"its l2norm divided by the norm plus {eps:g}",
+        True,
+        inputs=lambda x: _normalised(x, _by_norm_plus(eps)),
+        needs=_raw,
+    )
+
+
 def _l2norm_entries() -> list[Entry]:
-    entries = [
-        Entry(
-            f"l2norm.eps {eps:g}",
-            f"its l2norm had eps {eps:g} in the root",
-            True,
-            inputs=lambda x, eps=eps: _replace(x, l2norm_eps=eps),
-            needs=_raw,
-        )
-        for eps in L2NORM_EPS
-    ]
-    entries += [
-        Entry(
-            f"l2norm.eps-outside {eps:g}",
-            f"its l2norm divided by the norm plus {eps:g}",
-            True,
-            inputs=lambda x, eps=eps: _normalised(x, _by_norm_plus(eps)),
-            needs=_raw,
-        )
-        for eps in (1e-6, 1e-5)
-    ]
-    entries.append(
+    return [
+        *(_root_eps(eps) for eps in L2NORM_EPS),
+        *(_outer_eps(eps) for eps in (1e-6, 1e-5)),
         Entry(
             "l2norm.rounded",
             "q and k were rounded to their dtype after the l2norm",
             True,
             inputs=lambda x: _normalised(x, lambda y: l2norm(y, x.l2norm_eps).to(x.q.dtype)),
             needs=_raw,
-        )
-    )
-    entries += [
+        ),
         Entry(
             "l2norm.missing",
             "q and k were not normalised",
@@ -134,40 +129,47 @@ def _l2norm_entries() -> list[Entry]:
             needs=lambda x: not x.l2norm,
         ),
     ]
-    return entries
+
+
+def _alpha_offset(eps: float) -> Entry:
+    return Entry(
+        f"gate.alpha-offset {eps:g}",
+        f"the decay were exp(g) + {eps:g}",
+        True,
+        inputs=lambda x: _replace(x, g=(x.g.double().exp() + eps).log()),
+    )
+
+
+def _gate_floor(floor: float) -> Entry:
+    return Entry(
+        f"gate.floor {floor:g}",
+        f"g were clamped at {floor:g}",
+        True,
+        inputs=lambda x: _replace(x, g=x.g.clamp(min=floor)),
+        needs=lambda x: bool((x.g < floor).any()),
+    )
+
+
+def _narrowed(entry_id: str, text: str, names: tuple[str, ...], dtype: torch.dtype) -> Entry:
+    """Some inputs rounded to a 16-bit dtype on their way in."""
+    return Entry(
+        f"{entry_id} {_name(dtype)}",
+        f"{text} rounded to {_name(dtype)}",
+        True,
+        inputs=lambda x: _replace(x, **{name: _rounded(getattr(x, name), dtype) for name in names}),
+        needs=_wider_than_16(names[0]),
+    )
+
+
+def _mistake(name: str, text: str, field: str, function: Callable[[Tensor], Tensor]) -> Entry:
+    """A wrong function of one input."""
+    return Entry(
+        name, text, False, inputs=lambda x: _replace(x, **{field: function(_wide(getattr(x, field)))})
+    )
 
 
 def _gate_entries() -> list[Entry]:
-    entries = [
-        Entry(
-            f"gate.alpha-offset {eps:g}",
-            f"the decay were exp(g) + {eps:g}",
-            True,
-            inputs=lambda x, eps=eps: _replace(x, g=(x.g.double().exp() + eps).log()),
-        )
-        for eps in ALPHA_OFFSETS
-    ]
-    entries += [
-        Entry(
-            f"gate.floor {floor:g}",
-            f"g were clamped at {floor:g}",
-            True,
-            inputs=lambda x, floor=floor: _replace(x, g=x.g.clamp(min=floor)),
-            needs=lambda x, floor=floor: bool((x.g < floor).any()),
-        )
-        for floor in GATE_FLOORS
-    ]
-    entries += [
-        Entry(
-            f"g.dtype {_name(dtype)}",
-            f"g were rounded to {_name(dtype)}",
-            True,
-            inputs=lambda x, dtype=dtype: _replace(x, g=_rounded(x.g, dtype)),
-            needs=_wider_than_16("g"),
-        )
-        for dtype in NARROW
-    ]
-    changed: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
+    mistakes: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
         ("gate.base-2", "g were taken to base 2: exp2(g)", lambda g: g * LN2),
         ("gate.base-e", "g, converted to base 2, were taken to base e", lambda g: g / LN2),
         ("gate.missing", "there were no decay", torch.zeros_like),
@@ -175,11 +177,11 @@ def _gate_entries() -> list[Entry]:
         ("gate.next", "each token had the next one's g", lambda g: torch.cat([g[1:], g[:1]])),
         ("gate.previous", "each token had the g before it", lambda g: torch.cat([g[-1:], g[:-1]])),
     )
-    entries += [
-        Entry(name, text, False, inputs=lambda x, f=function: _replace(x, g=f(_wide(x.g))))
-        for name, text, function in changed
-    ]
-    entries += [
+    return [
+        *(_alpha_offset(eps) for eps in ALPHA_OFFSETS),
+        *(_gate_floor(floor) for floor in GATE_FLOORS),
+        *(_narrowed("g.dtype", "g were", ("g",), dtype) for dtype in NARROW),
+        *(_mistake(name, text, "g", function) for name, text, function in mistakes),
         Entry(
             "decay.after-error",
             "the error were taken before the decay",
@@ -195,7 +197,6 @@ def _gate_entries() -> list[Entry]:
             needs=lambda x: x.g.ndim == 2,
         ),
     ]
-    return entries
 
 
 def _error_before_decay(x: Inputs) -> Inputs:
@@ -205,50 +206,25 @@ def _error_before_decay(x: Inputs) -> Inputs:
 
 
 def _beta_entries() -> list[Entry]:
-    entries = [
-        Entry(
-            f"beta.dtype {_name(dtype)}",
-            f"beta were rounded to {_name(dtype)}",
-            True,
-            inputs=lambda x, dtype=dtype: _replace(x, beta=_rounded(x.beta, dtype)),
-            needs=_wider_than_16("beta"),
-        )
-        for dtype in NARROW
-    ]
-    changed: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
+    mistakes: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
         ("beta.squared", "beta were applied twice", lambda b: b * b),
         ("beta.missing", "beta were 1", torch.ones_like),
         ("beta.sigmoid", "beta went through another sigmoid", torch.sigmoid),
         ("beta.doubled", "beta were doubled", lambda b: 2 * b),
     )
-    entries += [
-        Entry(name, text, False, inputs=lambda x, f=function: _replace(x, beta=f(_wide(x.beta))))
-        for name, text, function in changed
+    return [
+        *(_narrowed("beta.dtype", "beta were", ("beta",), dtype) for dtype in NARROW),
+        *(_mistake(name, text, "beta", function) for name, text, function in mistakes),
     ]
-    return entries
 
 
 def _input_dtypes() -> list[Entry]:
     return [
-        Entry(
-            f"inputs.dtype {_name(dtype)}",
-            f"q, k and v were rounded to {_name(dtype)}",
-            True,
-            inputs=lambda x, dtype=dtype: _replace(
-                x, **{n: _rounded(getattr(x, n), dtype) for n in ("q", "k", "v")}
-            ),
-            needs=_wider_than_16("v"),
-        )
-        for dtype in NARROW
-    ] + [
-        Entry(
-            f"state.handover {_name(dtype)}",
-            f"the initial state were rounded to {_name(dtype)}",
-            True,
-            inputs=lambda x, dtype=dtype: _replace(x, initial_state=_rounded(_state(x), dtype)),
-            needs=_wider_than_16("initial_state"),
-        )
-        for dtype in NARROW
+        *(_narrowed("inputs.dtype", "q, k and v were", ("v", "q", "k"), dtype) for dtype in NARROW),
+        *(
+            _narrowed("state.handover", "the initial state were", ("initial_state",), dtype)
+            for dtype in NARROW
+        ),
     ]
 
 
@@ -257,27 +233,27 @@ def _state(x: Inputs) -> Tensor:
     return x.initial_state
 
 
+def _scale(name: str, text: str, factor: Callable[[Inputs], float]) -> Entry:
+    return Entry(
+        name,
+        text,
+        False,
+        inputs=lambda x: _replace(x, scale=factor(x)),
+        needs=lambda x: factor(x) != x.scale,
+    )
+
+
 def _scale_entries() -> list[Entry]:
-    factors: tuple[tuple[str, str, Callable[[Inputs], float]], ...] = (
-        ("scale.missing", "the scale were 1", lambda x: 1.0),
-        ("scale.squared", "the scale were applied twice", lambda x: x.scale**2),
-        (
+    return [
+        _scale("scale.missing", "the scale were 1", lambda x: 1.0),
+        _scale("scale.squared", "the scale were applied twice", lambda x: x.scale**2),
+        _scale(
             "scale.default",
             "the scale were K**-0.5, whatever was asked",
             lambda x: float(x.q.shape[-1]) ** -0.5,
         ),
-        ("scale.value-dim", "the scale were V**-0.5", lambda x: float(x.v.shape[-1]) ** -0.5),
-        ("scale.key-dim", "the scale were 1 / K", lambda x: 1.0 / x.q.shape[-1]),
-    )
-    return [
-        Entry(
-            name,
-            text,
-            False,
-            inputs=lambda x, f=factor: _replace(x, scale=f(x)),
-            needs=lambda x, f=factor: x.scale != 0 and f(x) != x.scale,
-        )
-        for name, text, factor in factors
+        _scale("scale.value-dim", "the scale were V**-0.5", lambda x: float(x.v.shape[-1]) ** -0.5),
+        _scale("scale.key-dim", "the scale were 1 / K", lambda x: 1.0 / x.q.shape[-1]),
     ]
 
 

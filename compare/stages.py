@@ -22,7 +22,7 @@ from torch import Tensor
 from ..kernels.interface import KernelCall, RunOptions, RunResult
 from .checks.emulation_ratio import Ratios, ratios, wrong_rows
 from .inputs import call_of
-from .nonfinite import compare_masks, first_place, place_of_row
+from .nonfinite import compare_masks
 from .report_words import number, where
 from .stage_yardstick import GIVES, STAGES, StageWitness, stage_witness
 from .tiles import row_errors
@@ -204,47 +204,43 @@ def _assess(
     if got.shape != want.shape:
         return Assessed(True, float("inf"), Place(tensor=stage, class_="wrong"))
     got, want = witness.entries_that_count(name, got, want)
-    tiles = scale.tiles
-    measured = Measured(got, want, tiles, row_errors(got, want), compare_masks(got, want))
+    measured = Measured(got, want, scale.tiles, row_errors(got, want), compare_masks(got, want))
     if measured.masks.n_unexplained:
-        place = first_place(measured.masks, tiles)
-        assert place is not None
-        return Assessed(True, float("inf"), _named(stage, place, measured))
+        row, head = measured.masks.unexplained.nonzero()[0].tolist()
+        kind = measured.masks.first_class or "nan"
+        return Assessed(True, float("inf"), _place(stage, measured, row, head, kind))
     table = ratios(measured, scale)
     ratio = max(_largest(table.rms), _largest(table.peak), _largest(table.row))
     if not bool(table.bad.any()):
         return Assessed(False, ratio, None)
-    return Assessed(True, ratio, _named(stage, _first_wrong(measured, scale, table), measured))
+    return Assessed(True, ratio, _first_wrong(stage, measured, scale, table))
 
 
 def _largest(table: Tensor) -> float:
     return float(table.max()) if table.numel() else 0.0
 
 
-def _first_wrong(measured: Measured, scale: Scale, table: Ratios) -> Place:
+def _first_wrong(stage: str, measured: Measured, scale: Scale, table: Ratios) -> Place:
     """The earliest row that is wrong by itself in a tile above its limit, else that tile without a token."""
     pool = scale.pools.pool_of_tile[measured.tiles.tile_of_row]
     in_bad = table.bad[pool]
     rows = (wrong_rows(measured, scale) & in_bad).nonzero()
     if len(rows):
         row, head = rows[0].tolist()
-        return place_of_row(measured.tiles, row, head, "wrong")
+        return _place(stage, measured, row, head, "wrong")
     error = torch.where(in_bad, measured.rows.square, -1.0)
     row, head = divmod(int(error.argmax()), error.shape[1])
-    return msgspec.structs.replace(place_of_row(measured.tiles, row, head, "wrong"), token=None)
+    return msgspec.structs.replace(_place(stage, measured, row, head, "wrong"), token=None)
 
 
-def _named(stage: str, place: Place, measured: Measured) -> Place:
-    """The place under the stage's name; a stored state has a chunk although it has no token."""
-    tiles, kind = measured.tiles, place.class_
-    chunk = place.chunk
-    if tiles.tensor == "h" and tiles.chunk is not None:
-        table = measured.masks.unexplained if kind != "wrong" else measured.rows.square
-        mine = tiles.sequence_of_row == place.sequence
-        head = place.head or 0
-        score = torch.where(mine, table[:, head].double(), -1.0)
-        chunk = int(tiles.chunk[int(score.argmax())])
-    named: PlaceClass = kind
+def _place(stage: str, measured: Measured, row: int, head: int, kind: PlaceClass) -> Place:
+    """A row under the stage's name; a stored state has a chunk although it has no token."""
+    tiles = measured.tiles
     return Place(
-        tensor=stage, class_=named, sequence=place.sequence, head=place.head, chunk=chunk, token=place.token
+        tensor=stage,
+        class_=kind,
+        sequence=int(tiles.sequence_of_row[row]),
+        head=head,
+        chunk=None if tiles.chunk is None else int(tiles.chunk[tiles.tile_of_row[row]]),
+        token=None if tiles.token_of_row is None else int(tiles.token_of_row[row]),
     )
