@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "img"
 SHARES = (0.5, 0.99, 0.999, 0.9999, 1.0)
 # Excesses of log score above this quantile are fitted.
 TAIL_FROM = 0.99
+# With fewer of them a fit says nothing, and the share above the limit stands alone.
+FEWEST_EXCESSES = 30
 LABELS = {
     "rms": f"RMS ratio of a tile (limit {RMS_LIMIT} and wider)",
     "peak": f"largest entry (limit {MAX_LIMIT:g} and wider)",
@@ -63,6 +65,8 @@ class Samples:
 
     def __init__(self) -> None:
         self.values: dict[Key, list[torch.Tensor]] = defaultdict(list)
+        self.runs: Counter[tuple[str, str]] = Counter()
+        """Runs of a kernel on a case, by dtype and kind of kernel."""
 
     def add(self, key: Key, values: torch.Tensor) -> None:
         flat = values.flatten().double()
@@ -75,7 +79,7 @@ class Samples:
 
 
 def collect(samples: Samples, number: int, seed: int) -> None:
-    """All honest kernels of one case, and the first of them with stochastic rounding."""
+    """All honest kernels of one case, and one of them with stochastic rounding."""
     case = case_number(number, seed)
     family, dtype = arguments(number, seed)["family"], case["v"].dtype
     witness = Witness(case)
@@ -98,6 +102,7 @@ def _trial(witness: Witness, case: Case, kernel: Honest) -> Trial:
 
 
 def _add(samples: Samples, trial: Trial, dtype: str, kernels: str) -> None:
+    samples.runs[dtype, kernels] += 1
     for tensor in TENSORS:
         measured, scale = trial.measured[tensor], trial.yardstick.of(tensor)
         table = ratios(measured, scale)
@@ -142,22 +147,24 @@ def tail(values: torch.Tensor, per_case: float) -> dict[str, float]:
     per_case: scores of one kernel on one case; the chance per case is so many times the chance per tile.
     """
     ordered = values.sort().values
-    start = ordered[int(TAIL_FROM * len(ordered))]
-    excess = (ordered[ordered > start] / start).log()
-    mean = float(excess.mean()) if len(excess) else 0.0
-    if mean == 0.0:
-        return {"per_tile": 0.0, "per_case": 0.0}
-    chance = (1 - TAIL_FROM) * math.exp(-math.log(1 / float(start)) / mean)
+    start = float(ordered[int(TAIL_FROM * len(ordered))])
+    above = ordered[ordered > start]
+    if start >= 1 or len(above) < FEWEST_EXCESSES:
+        chance = float((ordered > 1).double().mean())
+    else:
+        mean = float((above / start).log().mean())
+        chance = len(above) / len(ordered) * math.exp(math.log(start) / mean)
     return {"per_tile": float(f"{chance:.2g}"), "per_case": float(f"{min(1.0, chance * per_case):.2g}")}
 
 
-def report(samples: Samples, runs: int) -> dict[str, Any]:
+def report(samples: Samples) -> dict[str, Any]:
+    """Every distribution; for scores the chance of crossing the limit, per tile and per kernel and case."""
     table: dict[str, Any] = {}
     for key in sorted(samples.values, key=lambda k: (k.kind, k.dtype, k.kernels)):
         values = samples.of(key)
         entry = describe(values)
         if key.kind == "score":
-            entry["chance_above_limit"] = tail(values, len(values) / max(1, runs))
+            entry["chance_above_limit"] = tail(values, len(values) / samples.runs[key.dtype, key.kernels])
         table.setdefault(key.kind, {}).setdefault(key.dtype, {})[key.kernels] = entry
     return table
 
@@ -212,11 +219,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    samples, runs = Samples(), 0
+    samples = Samples()
     for number in range(chosen.start, chosen.start + chosen.cases):
         collect(samples, number, chosen.seed)
-        runs += 1
-    table = report(samples, runs * 8)
+    table = report(samples)
     save("calibration", __file__, {"cases": chosen.cases, "seed": chosen.seed, "distributions": table})
     print(f"drew {', '.join(plot(samples))}")
     print(json.dumps(table["score"], indent=1))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # Modules that the benchmarks share.
-NOT_BENCHMARKS = {"run.py", "record.py"}
+NOT_BENCHMARKS = {"run.py", "record.py", "honest_cases.py", "honest_kernels.py"}
 
 
 def main() -> int:
