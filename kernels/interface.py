@@ -26,7 +26,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_dtype: str | None = None
     output_final_state: bool = True
     pins: dict[str, Any] = {}
-    """Triton kernel name -> pinned autotune configuration."""
+    """Triton kernel name -> pinned autotune configuration; `*` for all that have none of their own."""
+    tune: Literal["stock", "never", "fresh"] = "stock"
+    """How kernels without a pin choose: as their tuner does; the first configuration that the device can
+    hold, nothing timed; or tuned again now, whatever was tuned before."""
+    distinct: bool = False
+    """Within a batch, send outputs with the bits of an earlier call's once only (they come back shared)."""
+    busy: bool = False
+    """Keep a second stream of the GPU busy meanwhile; evidence `busy_stream` counts its launches."""
     poison: Literal["nan", "huge"] | None = None
     """Fill fresh allocations of the worker with this before the kernel sees them."""
     guard: bool = False

@@ -105,6 +105,8 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     evidence: dict[str, Any] = {}
     lost: bool = False
     """The worker must not be used again (a CUDA error that sticks to the context)."""
+    same_as: int | None = None
+    """Number of an earlier call of the batch whose outputs have the same bits; no tensors come then."""
 
 
 Message = Open | Opened | OpenFailed | Run | Finished

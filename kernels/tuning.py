@@ -9,14 +9,47 @@ Runs inside a worker. Leaves to others: making a kernel launch one of them (`aut
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from . import autotune
+from .interface import RunOptions
+
+_told: set[str] = set()
+"""Kernels whose tuner this process has already described."""
 
 
-def seen_tuners() -> list[dict[str, Any]]:
-    """Facts of every tuner that was run in this process, in the order in which they first ran."""
-    return [tuner_facts(tuner, scalars) for tuner, scalars in autotune.seen.values()]
+@contextmanager
+def tuner_account(options: RunOptions, evidence: dict[str, Any]) -> Iterator[None]:
+    """Pins and tuning as a call asks, and evidence of what was launched, however the call ends.
+
+    `launched`: kernel -> configuration; `pins_unused`; `compile_failures`; and, once per process, `tuners`:
+    what each tuner that ran offers.
+    """
+    if "triton" in sys.modules:
+        autotune.install()
+    with autotune.pinned(options.pins, options.tune) as launched:
+        try:
+            yield
+        finally:
+            failed = autotune.compile_failures
+            if launched:
+                evidence["launched"] = dict(launched)
+            unused = sorted(set(options.pins) - {autotune.ANY, *launched, *failed})
+            if unused:
+                evidence["pins_unused"] = unused
+            if failed:
+                evidence["compile_failures"] = dict(failed)
+            evidence |= _news(launched)
+
+
+def _news(launched: dict[str, str]) -> dict[str, Any]:
+    """`tuners`: facts of those that ran for the first time in this process."""
+    new = [name for name in launched if name not in _told]
+    _told.update(new)
+    return {"tuners": [tuner_facts(*autotune.seen[name]) for name in new]} if new else {}
 
 
 def tuner_facts(tuner: Any, scalars: frozenset[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ from torch import Tensor
 
 from ..capture.errors import GdncheckError, Refused
 from .allocation import fresh_buffers
+from .busy import BusyStream
+from .distinct import Distinct
 from .guard import Guards
 from .interface import Adapter, KernelCall
 from .loading import Device, load
@@ -43,6 +46,7 @@ from .protocol import (
     same_bytes,
     share_tensors,
 )
+from .tuning import tuner_account
 
 MESSAGE_LIMIT = 500  # characters; compilers answer in pages
 
@@ -94,13 +98,16 @@ def run_call(adapter: Adapter, call: KernelCall, device: Device) -> tuple[Finish
             own = {name: guards.guarded(f"input {name}", tensor) for name, tensor in own.items()}
         given = msgspec.structs.replace(call, tensors=dict(own))
         # Guards first: they copy a buffer, and the copy is what is to be poisoned.
-        with torch.no_grad(), fresh_buffers([h for h in (guards, poison) if h is not None]):
+        handlers = [h for h in (guards, poison) if h is not None]
+        busy = BusyStream(device.name) if call.options.busy else None
+        with torch.no_grad(), fresh_buffers(handlers), tuner_account(call.options, evidence):
             device.synchronize()
             started = time.perf_counter()
-            outputs = adapter.run(given)
+            with busy or nullcontext():
+                outputs = adapter.run(given)
             device.synchronize()
             seconds = time.perf_counter() - started
-        for handler in (poison, guards):
+        for handler in (poison, guards, busy):
             evidence |= handler.evidence() if handler is not None else {}
         evidence |= getattr(adapter, "evidence", {})
         written = [name for name, tensor in own.items() if not same_bytes(tensor, call.tensors[name])]
@@ -159,15 +166,27 @@ def serve(channel: Channel) -> None:
     while True:
         request, descriptor = channel.receive()
         assert isinstance(request, Run)
-        table = mapped_tensors(request.table, descriptor)
-        for wire in request.calls:
+        table, distinct = mapped_tensors(request.table, descriptor), Distinct()
+        for number, wire in enumerate(request.calls):
             tensors = {name: table[index] for name, index in wire.tensors.items()}
             finished, outputs = run_call(adapter, KernelCall(tensors=tensors, options=wire.options), device)
+            if wire.options.distinct and finished.status == "ok":
+                finished, outputs = _shortened(distinct, number, finished, outputs)
             _answer(channel, finished, outputs, device)
             del outputs
             if finished.lost:
                 return
-        del table, tensors
+        del table, tensors, distinct
+
+
+def _shortened(
+    distinct: Distinct, number: int, finished: Finished, outputs: list[Tensor]
+) -> tuple[Finished, list[Tensor]]:
+    """A result without its tensors where an earlier call of the batch returned the same bits."""
+    earlier = distinct.same_as(number, finished.names, outputs)
+    if earlier is None:
+        return finished, outputs
+    return msgspec.structs.replace(finished, same_as=earlier), []
 
 
 def _guard_streams() -> None:
