@@ -24,9 +24,9 @@ from .perturb import replace_tokens
 
 NAME = "causality-cuts"
 # Tokens of the packed call: dozens of short prefixes, a fraction of a second for a kernel in plain torch.
-TOKENS = 8192
-STRANGERS = 32
-"""Changed tokens behind a cut, at most: half a chunk."""
+TOKENS = 12288
+STRANGERS = 4
+"""Changed tokens behind a cut, at most: a leak from further on has another cut before its source."""
 BLOCKS = (64, 16)
 """Sizes whose multiples come first: masks and tiles end there."""
 

@@ -1,0 +1,133 @@
+"""Runs faulty kernels through the real pipeline: one worker, one witness per case, a verdict per fault.
+
+The idea: the worker holds `faulty_kernels:dispatch`, and a runner stands in for one fault by adding its
+name to every call. What a verdict may say is the table's (`faulty_model.Fault`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import torch
+from faulty_model import CASES, SHAPE, Fault
+from faulty_table import FAULTS
+from gdncheck.capture.make import make
+from gdncheck.compare.session import Settings, diff_one
+from gdncheck.compare.soundness import soundness_of
+from gdncheck.compare.witness import Witness
+from gdncheck.kernels.contract import Clause, Contract
+from gdncheck.kernels.pool import WorkerPool
+
+POOL_SLOTS = 7
+SOUND = Fault({})
+
+
+class OneFault:
+    """A runner as `session` sees one: the shared worker, asked for one fault."""
+
+    def __init__(self, handle, name, life):
+        self.handle = handle
+        self.extra = {"fault": name, "life": life}
+        fault = FAULTS.get(name, SOUND)
+        base = fault.base if name in FAULTS else name
+        chunk = None if base == "recurrent" else 64
+        clauses = tuple(
+            Clause(id=i, kind="domain", applies_to="g", value=v, source="the table of faults")
+            for i, v in fault.clauses.items()
+        )
+        info = handle.info
+        self.info = msgspec.structs.replace(
+            info, name=f"faulty_kernels:{name}", contract=Contract(kernel=name, clauses=clauses),
+            capabilities=msgspec.structs.replace(info.capabilities, default_chunk_size=chunk),
+        )  # fmt: skip
+
+    def run(self, calls):
+        options = [msgspec.structs.replace(c.options, extra=self.extra) for c in calls]
+        return self.handle.run(
+            [msgspec.structs.replace(c, options=o) for c, o in zip(calls, options, strict=True)]
+        )
+
+
+class Bench:
+    """The worker and the witnesses that all faults share."""
+
+    case_names = tuple(CASES)
+
+    def __init__(self, grid=None):
+        """grid: arguments of `make` that replace every case's (the larger grid)."""
+        self.grid = grid or {}
+        self.witnesses = {}
+
+    def __enter__(self):
+        self.pool = WorkerPool(device="cpu", time_limit=120)
+        self.handle = self.pool.open("faulty_kernels:dispatch")
+        return self
+
+    def __exit__(self, *error):
+        self.pool.close()
+
+    def witness(self, name):
+        if name not in self.witnesses:
+            witness = Witness(case_of(name, **self.grid))
+            self.witnesses[name] = (witness, soundness_of(witness))
+        return self.witnesses[name]
+
+    def runner(self, name, life):
+        return OneFault(self.handle, name, life)
+
+    def judge(self, name, case, **settings):
+        """The DiffResult of a fault (or of a sound base) on a case."""
+        witness, soundness = self.witness(case)
+        fault = FAULTS.get(name, SOUND)
+        # What tiers 0 to 3 must find by themselves is judged without the relations' many calls.
+        needed = "all" if name not in FAULTS or fault.unseen or 4 in fault.tiers else "quick"
+        chosen = Settings(**{"relations": needed, **settings})
+        return diff_one(self.runner(name, case), witness, soundness, chosen)
+
+    def complaint(self, name, case, result):
+        """What is wrong with a verdict, in words; nothing where it is right."""
+        fault, ruling = FAULTS[name], result.ruling
+        wanted = "pass" if fault.unseen else fault.verdict
+        if ruling.verdict != wanted:
+            return f"verdict is {ruling.verdict}, must be {wanted}: {ruling.reason}"
+        if fault.unseen:
+            return ""
+        if ruling.tier not in fault.tiers:
+            return f"tier is {ruling.tier} ({ruling.rule}), must be one of {fault.tiers}: {ruling.reason}"
+        if fault.says not in ruling.reason:
+            return f"the reason does not say {fault.says!r}: {ruling.reason}"
+        places = [p for p in (ruling.first_nonfinite, ruling.worst_tile) if p is not None]
+        if fault.verdict == "fail" and not places and ruling.rule != "inputs-kept":
+            return f"no place is named: {ruling.reason}"
+        # A class belongs to the first non-finite place where there is one: the worst tile is measured.
+        expected = [(p, fault.spot if p is places[0] else replace(fault.spot, classes=())) for p in places]
+        for place, spot in expected:
+            if not spot.holds(place):
+                return f"place is wrong: {place} in {ruling.reason}"
+        return ""
+
+
+def case_of(name, **changed):
+    """A case of the table; the pools are made of the packed case."""
+    arguments = CASES.get(name)
+    if arguments is None:
+        return pool_case(name, **changed)
+    return make(**{**arguments, **changed})
+
+
+POOLS = {"pool": "random", "stale-pool": ["random", "random", "stale", "stale"], "padded-pool": "random"}
+
+
+def pool_case(name, **changed):
+    """The packed case's states in a pool of POOL_SLOTS, in another order, other tenants' between them."""
+    case = make("qwen", **{**SHAPE, "state": POOLS[name], **changed})
+    slots = torch.tensor([4, 1, 5, 2]) if name != "padded-pool" else torch.tensor([4, 1, -1, 2])
+    state = case["initial_state"]
+    dice = torch.Generator().manual_seed(3)
+    pool = torch.randn(POOL_SLOTS, *state.shape[1:], generator=dice)
+    pool[slots[slots >= 0]] = state[slots >= 0].float()
+    has_state = case.get("has_initial_state")
+    if has_state is None:
+        has_state = torch.ones(len(slots), dtype=torch.bool)
+    return case.with_tensors(initial_state=None, pool=pool, slot_indices=slots, has_initial_state=has_state)
