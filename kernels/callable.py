@@ -141,6 +141,11 @@ class CallableAdapter:
         }
         if options.chunk_size is not None and "chunk_size" in self.named:
             keywords["chunk_size"] = options.chunk_size
+        self.evidence = {}
+        if options.pins and "pins" in self.named:
+            # It chooses configurations itself, so the account of Triton's tuners does not see them.
+            keywords["pins"] = {name: dict(pin) for name, pin in options.pins.items()}
+            self.evidence = {"pinned": dict.fromkeys(options.pins, "passed on"), "pins_unused": []}
         if "use_qk_l2norm_in_kernel" in self.named:
             keywords["use_qk_l2norm_in_kernel"] = self._normalises(call)
         known = {"q", "k", "v", "g", "beta", "initial_state", "cu_seqlens"}

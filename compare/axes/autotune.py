@@ -16,6 +16,8 @@ import msgspec
 from .axis import Axis, Ran, Setup, Situation, always
 
 TUNER = "tuner"
+# The first configuration that the device can hold, untimed; and what the tuner picks when it is asked again.
+TUNING = {"tune-never": "never", "tune-fresh": "fresh"}
 WORD = re.compile(r"(?P<kernel>[A-Za-z_*][\w.]*):(?P<pins>\w+=\w+(?:\+\w+=\w+)*)")
 SCHEDULING = ("num_warps", "num_stages")
 
@@ -49,6 +51,8 @@ def _values(situation: Situation) -> list[str]:
             pins = _blockings(pins)
         if len(pins) > 1:
             words += [word_of(tuner["kernel"], pin) for pin in pins]
+    if situation.on_gpu and len(words) > 1 + len(declared):
+        words += list(TUNING)
     return list(dict.fromkeys(words))
 
 
@@ -74,12 +78,16 @@ def _refuses(situation: Situation, value: str) -> str:
 def _apply(setup: Setup, value: str) -> Setup:
     if value == TUNER:
         return setup
+    if value in TUNING:
+        return msgspec.structs.replace(setup, options={**setup.options, "tune": TUNING[value]})
     pins = {**setup.options.get("pins", {}), **pins_of(value)}
     return msgspec.structs.replace(setup, options={**setup.options, "pins": pins})
 
 
 def _exercised(setup: Setup, ran: Ran) -> str:
     asked = setup.options.get("pins", {})
+    if setup.options.get("tune") and ran.evidence.get("launched"):
+        return "; ".join(f"{n}({pick})" for n, pick in ran.evidence["launched"].items())
     if not asked or ran.evidence.get("pins_unused"):
         return ""
     launched = {**ran.evidence.get("launched", {}), **ran.evidence.get("pinned", {})}
@@ -96,8 +104,8 @@ AXIS = Axis(
     refuses=_refuses,
     apply=_apply,
     exercised=_exercised,
-    valid=lambda text: text == TUNER or bool(WORD.fullmatch(text)),
-    grammar="tuner, or kernel:BK=64+num_warps=4",
+    valid=lambda text: text in (TUNER, *TUNING) or bool(WORD.fullmatch(text)),
+    grammar="tuner, tune-never, tune-fresh, or kernel:BK=64+num_warps=4",
     order=64,
     work_around=True,
 )

@@ -48,5 +48,5 @@ def dtype_axis(name: str, tensors: tuple[str, ...], what: str, *, order: int) ->
         alias=short_name,
         grammar=", ".join((CAPTURED, *SHORT)),
         order=order,
-        work_around=True,
+        work_around=name != "input_dtype",
     )

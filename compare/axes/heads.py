@@ -53,5 +53,4 @@ AXIS = Axis(
     valid=_valid,
     grammar="all, tp2, tp4, tp8, or tp4.1 for rank 1 of 4",
     order=10,
-    work_around=True,
 )

@@ -103,5 +103,4 @@ AXIS = Axis(
     grammar=", ".join(("alone", *VALUES)),
     order=50,
     same_bits=lambda value: "batch-invariance",
-    work_around=True,
 )

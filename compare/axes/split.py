@@ -39,5 +39,4 @@ AXIS = Axis(
     valid=is_schedule,
     grammar=GRAMMAR,
     order=70,
-    work_around=True,
 )

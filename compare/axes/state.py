@@ -12,7 +12,7 @@ import re
 import msgspec
 import torch
 
-from .axis import Axis, Ran, Setup, SlotPlan, always, never_refuses
+from .axis import Axis, Ran, Setup, Situation, SlotPlan, always
 from .recase import rule_only, starts_from_state, state_like
 
 POOLS = {
@@ -26,6 +26,12 @@ POOLS = {
 VALUES = ("none", "zeros", "random", *POOLS)
 SCALED = re.compile(r"random-([0-9.]+(?:e[+-]?\d+)?)")
 FRESH = ("stale", "stale-nan")
+
+
+def _refuses(situation: Situation, value: str) -> str:
+    if value == "none" and not bool(starts_from_state(situation.case).any()):
+        return "as captured: no sequence of the case starts from a state"
+    return ""
 
 
 def _apply(setup: Setup, value: str) -> Setup:
@@ -67,7 +73,7 @@ AXIS = Axis(
     relation="the truth of the case from that state; other slots keep their bits",
     baseline=always("captured"),
     values=lambda situation: ["captured", *VALUES],
-    refuses=never_refuses,
+    refuses=_refuses,
     apply=_apply,
     exercised=_exercised,
     valid=_valid,

@@ -36,7 +36,7 @@ def in_words(deviations: Mapping[str, str]) -> str:
 
 
 def setup_of(configuration: Mapping[str, str], situation: Situation) -> Setup:
-    """Apply every axis to the case, each in its place: heads first, neighbours after states, the engine last."""
+    """Apply every axis to the case: heads first, neighbours after states, the engine last."""
     case = situation.case
     setup = Setup(
         case=case,

@@ -1,9 +1,9 @@
 """The engine around the kernel, simulated: run a setup's calls and put their results together.
 
-The idea: an engine keeps states in a pool. For every call it gathers the rows of the call's sequences (zeros
-where one starts fresh), runs the kernel, and scatters the final states back in the pool's dtype. A kernel that
-addresses a pool in place is given the pool; every other adapter gathers, as its engine would. So a split
-prefill, a stale slot and a rounded hand-over are all one loop over one pool.
+The idea: an engine keeps states in a pool. For every call it gathers the rows of the call's sequences
+(zeros where one starts fresh), runs the kernel, and scatters the final states back in the pool's dtype. A
+kernel that addresses a pool in place is given the pool; every other adapter gathers, as its engine would. So
+a split prefill, a stale slot and a rounded hand-over are all one loop over one pool.
 
 Which tokens go into which call is `axes.schedule`'s; judging is `judging`'s.
 """
@@ -81,7 +81,7 @@ class Pool:
         self.dtype, self.padding = dtype, plan.padding
         n_slots = n + SPARE_SLOTS
         self.rows = _filled(case, n_slots, plan, setup.seed).to(dtype)
-        # In reverse and from the top, so that neither the order nor the first slot is what a bug would hit on.
+        # In reverse and from the top, so that neither the order nor the first slot is what a bug expects.
         self.slot_of = torch.arange(n_slots - 1, SPARE_SLOTS - 1, -1) if plan.reversed else torch.arange(n)
         self.started = starts_from_state(case)
         state = starting_state(case)

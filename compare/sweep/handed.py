@@ -1,8 +1,8 @@
 """A witness for calls that hand the state on: the same truth, and a yardstick that hands it on too.
 
-The idea: cutting a prefill must not change the truth, but a state kept in bfloat16 between calls costs digits
-that the kernel is not to blame for. So the emulation and its honest variants are cut at the same tokens, their
-states rounded to the pool's dtype in between, and tier 3 asks whether the kernel errs more than that.
+The idea: cutting a prefill must not change the truth, but a state kept in bfloat16 between calls costs
+digits that the kernel is not to blame for. So the emulation and its honest variants are cut at the same
+tokens, their states rounded to the pool's dtype in between, and tier 3 asks whether the kernel errs more.
 """
 
 from __future__ import annotations

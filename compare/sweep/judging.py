@@ -1,9 +1,9 @@
 """Judge what came back for a setup, by the same rules as `diff`: the truth of the case that was called.
 
-The idea: truth and yardstick depend on the case and on how the state was handed on, not on most axes; so each
-distinct case has one witness, found by the content of its tensors, and a sweep of fifty configurations may
-need no more than a dozen. Relations come from the axis: bits that must equal the baseline's, bands that nobody
-may write.
+The idea: truth and yardstick depend on the case and on how the state was handed on, not on most axes; so
+each distinct case has one witness, found by the content of its tensors, and a sweep of fifty configurations
+needs a dozen or two. Relations come from the axis: bits that must equal the baseline's, bands that nobody may
+write.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 
 from ...kernels.interface import KernelCall, KernelInfo, RunResult
@@ -25,19 +26,23 @@ from .judging import Judge, Judgement, same_bits
 
 
 class Process:
-    """One worker and whether it is warm. `warm_setup` is run once in every process, unless it is to be cold."""
+    """One worker, and whether it is warm: `warm_setup` (None: stay cold) is run once in every process."""
 
     def __init__(self, handle: KernelHandle, info: KernelInfo, warm_setup: Setup | None) -> None:
         self.handle, self.info, self.warm_setup = handle, info, warm_setup
         self.warm_evidence: dict[str, Any] = {}
         self._warm = warm_setup is None
 
-    def run(self, calls: list[KernelCall]) -> list[RunResult]:
-        """Run calls in order; a worker that was lost makes the next one start cold, so it is warmed again."""
+    def warm(self) -> None:
+        """Make the call that is thrown away, if it has not been made in this process."""
         if not self._warm:
             self._warm = True  # before the calls below, which come back here
             assert self.warm_setup is not None
             self.warm_evidence = run_setup(self, self.warm_setup, self.info).evidence
+
+    def run(self, calls: list[KernelCall]) -> list[RunResult]:
+        """Run calls in order; a worker that was lost makes the next one start cold, so it is warmed again."""
+        self.warm()
         results = self.handle.run(calls)
         if any(result.status in ("crash", "timeout") for result in results) and self.warm_setup is not None:
             self._warm = False
@@ -61,6 +66,14 @@ class KernelRuns:
         self.warm_setup = setup_of(baseline, situation)
         self.shared = Process(handle, self.info, self.warm_setup)
 
+    def with_evidence(self) -> KernelRuns:
+        """The same, after a call of the baseline has told what it launches (which pins there are)."""
+        if self.info.environment.get("interpreted") or self.situation.on_gpu:
+            self.shared.warm()
+            evidence = self.shared.warm_evidence
+            self.situation = msgspec.structs.replace(self.situation, evidence=evidence)
+        return self
+
     def on(self, situation: Situation) -> KernelRuns:
         """The same kernel and baseline on another case (a shorter one), in the same process."""
         other = KernelRuns(self.workers, self.handle, situation, self.baseline, self.judge)
@@ -68,7 +81,7 @@ class KernelRuns:
         return other
 
     def attempt(self, configuration: Configuration, *, fresh: bool = False) -> Attempt:
-        """Run and judge one configuration. fresh: in a process of its own, warm if the axis does not say cold."""
+        """Run and judge one configuration. fresh: in a process of its own, whatever the axes say."""
         refused = refusals(configuration, self.situation)
         if refused:
             reason = "; ".join(f"{name}={configuration[name]}: {why}" for name, why in refused.items())
@@ -118,6 +131,8 @@ class KernelRuns:
         if setup.runs > 1 and verdict != "pass":
             reason = f"run {number + 1} of {setup.runs}: {reason}"
         proofs, missing = self._proofs(configuration, setup, ran)
+        if ran.status == "error" and self._pin_to_blame(configuration, ran):
+            verdict, reason = "skipped", f"this pin does not compile: {reason}"
         if missing and verdict in ("pass", "suspect"):
             verdict, reason = "skipped", f"not exercised: {', '.join(missing)}"
         return self._attempt(
