@@ -24,10 +24,14 @@ STATES = ("none", "zeros", "random", "stale")
 EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 
 
-def arguments(number: int, seed: int = 0, *, few_shapes: bool = False) -> dict[str, Any]:
+def arguments(
+    number: int, seed: int = 0, *, few_shapes: bool = False, one_shape: bool = False
+) -> dict[str, Any]:
     """What `make` is called with for case `number`.
 
     few_shapes: 4 heads and K = V in {64, 128}, for kernels that compile and tune for every new shape.
+    one_shape: 4 heads, K = V = 64, a float32 state in every call, beta in the inputs' dtype: a kernel is
+    tuned once per input dtype.
     """
     dice = random.Random(f"specificity {seed} {number}")
     lengths = _lengths(dice)
@@ -37,7 +41,7 @@ def arguments(number: int, seed: int = 0, *, few_shapes: bool = False) -> dict[s
     if few_shapes:
         dims = (dice.choice((64, 128)),) * 2
     dtype = dice.choice(DTYPES)
-    return {
+    drawn = {
         "family": IN_DOMAIN[number % len(IN_DOMAIN)],
         "lengths": lengths,
         "k_heads": value_heads if few_shapes else dice.choice(divisors),
@@ -49,11 +53,22 @@ def arguments(number: int, seed: int = 0, *, few_shapes: bool = False) -> dict[s
         "state_dtype": dice.choice(("fp32", "fp32", *DTYPES)),
         "seed": seed * 1_000_003 + number,
     }
+    return _in_one_shape(drawn) if one_shape else drawn
 
 
-def case_number(number: int, seed: int = 0, *, few_shapes: bool = False) -> Case:
+def _in_one_shape(drawn: dict[str, Any]) -> dict[str, Any]:
+    state = drawn["state"]
+    if state == "none" or (isinstance(state, list) and set(state) == {"none"}):
+        state = "zeros"
+    return drawn | {
+        "k_heads": 4, "v_heads": 4, "dims": (64, 64), "beta_dtype": None, "state_dtype": "fp32",
+        "state": state,
+    }  # fmt: skip
+
+
+def case_number(number: int, seed: int = 0, *, few_shapes: bool = False, one_shape: bool = False) -> Case:
     """Case `number` of a seed."""
-    return make(**arguments(number, seed, few_shapes=few_shapes))
+    return make(**arguments(number, seed, few_shapes=few_shapes, one_shape=one_shape))
 
 
 def _lengths(dice: random.Random) -> list[int]:

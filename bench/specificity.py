@@ -80,11 +80,11 @@ def row_of(result: DiffResult) -> dict[str, Any]:
 
 
 def judge_real(
-    number: int, seed: int, handles: Sequence[Any], few_shapes: bool, device: str
+    number: int, seed: int, handles: Sequence[Any], shapes: dict[str, bool], device: str
 ) -> dict[str, Any]:
-    """Real kernels on one case; each is its own profile."""
+    """Real kernels on one case; each is its own profile. shapes: keywords of `case_number`."""
     started = time.process_time()
-    case = case_number(number, seed, few_shapes=few_shapes)
+    case = case_number(number, seed, **shapes)
     rows = judge_runners(case, handles, ["auto"] * len(handles), device=device)
     for row in rows:
         row["profile"] = row["kernel"]
@@ -118,12 +118,12 @@ def honest_lines(numbers: Sequence[int], seed: int, processes: int, device: str)
 
 
 def real_lines(
-    numbers: Sequence[int], seed: int, names: Sequence[str], few_shapes: bool, device: str
+    numbers: Sequence[int], seed: int, names: Sequence[str], shapes: dict[str, bool], device: str
 ) -> Iterator[dict[str, Any]]:
     with WorkerPool(device=device, time_limit=600) as pool:
         handles = [pool.begin(name) for name in names]
         for number in numbers:
-            yield judge_real(number, seed, handles, few_shapes, device)
+            yield judge_real(number, seed, handles, shapes, device)
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernel", action="append", help="a real kernel, in a worker (repeatable)")
     parser.add_argument("--few-shapes", action="store_true", help="4 heads, K = V in {64, 128}")
+    parser.add_argument("--one-shape", action="store_true", help="4 heads, K = V = 64, float32 state always")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--log", type=Path, help="JSON lines; appended to and resumed")
     parser.add_argument("--name", default="specificity-cpu")
@@ -188,7 +189,8 @@ def main() -> None:
     lines = read_log(chosen.log) if chosen.log else {}
     numbers = [n for n in range(chosen.start, chosen.start + chosen.cases) if n not in lines]
     if chosen.kernel:
-        fresh = real_lines(numbers, chosen.seed, chosen.kernel, chosen.few_shapes, chosen.device)
+        shapes = {"few_shapes": chosen.few_shapes, "one_shape": chosen.one_shape}
+        fresh = real_lines(numbers, chosen.seed, chosen.kernel, shapes, chosen.device)
     else:
         fresh = honest_lines(numbers, chosen.seed, chosen.processes, chosen.device)
     ends = time.monotonic() + chosen.seconds

@@ -5,7 +5,8 @@ them. Installed with `cut_to_one` (Triton's interpreter, where there is nothing 
 tuner asks for a driver) it takes one configuration without tuning; a pinned kernel takes its pin, on
 a GPU too; otherwise the tuner chooses as ever and its choice is recorded. Two further ways to choose:
 `never` takes the first configuration that this GPU can hold and times nothing, so that a cold process
-answers soon; `fresh` forgets what was tuned before and asks the tuner again.
+answers soon; `fresh` forgets what was tuned before and asks the tuner again. GDNCHECK_TUNE=never|fresh in a
+worker's environment is how it chooses where a call does not say.
 
 Upstream: Triton 3.2 to 3.9, `triton.runtime.autotuner.Autotuner`. What a tuner offers and goes by is
 told by `tuning`; who sweeps the pins is the caller's business. Names are those of the jitted functions.
@@ -15,13 +16,15 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from ..capture.errors import Refused
+from ..capture.errors import BadInput, Refused
 
 Tune = Literal["stock", "never", "fresh"]
+TUNE_VARIABLE = "GDNCHECK_TUNE"
 ANY = "*"
 """A pin under this name holds for every autotuned kernel that has none of its own."""
 
@@ -39,7 +42,7 @@ _cut_to_one = False
 
 def install(cut_to_one: bool = False) -> None:
     """Replace `Autotuner.run` (imports triton). Repeating is harmless; `cut_to_one` stays once asked for."""
-    global _cut_to_one
+    global _cut_to_one, _tune
     _cut_to_one = _cut_to_one or cut_to_one
     from triton.runtime.autotuner import Autotuner
 
@@ -47,6 +50,7 @@ def install(cut_to_one: bool = False) -> None:
         _need_no_driver(Autotuner)
     if getattr(Autotuner, "_gdncheck_run", None) is not None:
         return
+    _tune = tuning_of_process()
     stock_run = Autotuner.run
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,12 +94,14 @@ def pinned(pins: Mapping[str, Mapping[str, Any]], tune: Tune | None = None) -> I
     """Within it, kernel NAME launches the configuration that matches pins[NAME].
 
     A pin gives any of its values, e.g. {"BK": 64, "num_warps": 4}; one under `*` is for all kernels
-    without their own. tune: how the others choose; None leaves that as it is. Yields the record
-    kernel -> configuration of everything autotuned that is launched meanwhile.
+    without their own. tune: how the others choose; `stock`: as $GDNCHECK_TUNE says, else as their tuner
+    does; None leaves that as it is. Yields the record kernel -> configuration of everything autotuned
+    that is launched meanwhile. Raises BadInput for a word in the variable that is none of the three.
     """
     global _pins, _tune
+    chosen = tuning_of_process() if tune == "stock" else tune or _tune
     before, _pins = _pins, {name: dict(pin) for name, pin in pins.items()}
-    how, _tune = _tune, tune or _tune
+    how, _tune = _tune, chosen
     _launched.clear()
     compile_failures.clear()
     _tuned_afresh.clear()
@@ -103,6 +109,15 @@ def pinned(pins: Mapping[str, Mapping[str, Any]], tune: Tune | None = None) -> I
         yield _launched
     finally:
         _pins, _tune = before, how
+
+
+def tuning_of_process() -> Tune:
+    """How kernels choose in this process: $GDNCHECK_TUNE. Raises BadInput where it is none of the words."""
+    word = os.environ.get(TUNE_VARIABLE) or "stock"
+    if word not in get_args(Tune):
+        raise BadInput(f"{TUNE_VARIABLE} is {word!r}; use {', '.join(get_args(Tune))}")
+    known: Tune = word  # type: ignore[assignment]
+    return known
 
 
 def forget(autotuner: Any) -> None:
