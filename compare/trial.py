@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels.contract import Clause
 from ..kernels.interface import KernelInfo
-from ..reference.bounds import Roundoffs
+from ..reference.bounds import Roundoffs, smallest_error
 from ..reference.precision import precision_for
 from .clauses import transforms_of
 from .nonfinite import NonFinite, compare_masks
@@ -134,6 +134,9 @@ class Trial:
             operand=operand,
             output=unit_roundoff(self.output.dtype),
             stored_state=stored,
+            underflow=smallest_error(inputs.v.dtype),
+            output_underflow=smallest_error(self.output.dtype),
+            state_underflow=0.0 if self.state is None else smallest_error(self.state.dtype),
         )
 
     @property

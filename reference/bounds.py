@@ -88,6 +88,22 @@ class Roundoffs:
     """Of the stored output."""
     stored_state: float = 0.0
     """Of a state that is stored between steps or at the end."""
+    underflow: float = 0.0
+    """Absolute error of a dot operand that is too small for its format (`smallest_error`)."""
+    output_underflow: float = 0.0
+    """The same of a stored output entry."""
+    state_underflow: float = 0.0
+    """The same of a stored state entry."""
+
+
+def smallest_error(dtype: torch.dtype) -> float:
+    """Largest absolute error of rounding a number that a dtype cannot resolve relatively.
+
+    Half a subnormal step in fp16; a GPU may flush subnormal numbers of bf16 and fp32, so all of them there.
+    """
+    info = torch.finfo(dtype)
+    normal = float(info.smallest_normal)
+    return normal * float(info.eps) / 2 if dtype == torch.float16 else normal
 
 
 @dataclass(frozen=True)
@@ -190,6 +206,25 @@ def state_bounds(
     )
 
 
+class _Lost:
+    """What underflow adds: absolute errors of entries that are too small for their format, by norm."""
+
+    def __init__(self, roundoffs: Roundoffs, key_dim: int, value_dim: int) -> None:
+        self.entry, self.output_entry = roundoffs.underflow, roundoffs.output_underflow
+        self.key, self.value, self.row = key_dim**0.5, value_dim**0.5, DECAY_STRETCH**0.5
+        self.stored_state = roundoffs.state_underflow * self.key * self.value
+
+    def step(self, key: Tensor, residual: Tensor, written: Tensor) -> Tensor:
+        """Per token: entries of u, v_new and v_decay; of w and k_beta exp(G); of a row of T; of the state."""
+        operands = 3 * self.value * key + 2 * self.key * residual + self.row * (residual + written)
+        return self.entry * operands + self.stored_state
+
+    def output(self, reads: Tensor, written: Tensor) -> Tensor:
+        """Per output row: the state and v_new as operands, a row of scores, the stored row."""
+        operands = reads * self.value * (self.key + DECAY_STRETCH) + self.row * written
+        return self.entry * operands + self.output_entry * self.value
+
+
 def error_bounds(
     q: Tensor,
     k: Tensor,
@@ -208,7 +243,8 @@ def error_bounds(
 
     d_t holds the roundings of one step: the state's own (decay, update), the inner products', the dot
     operands' and the stored state's. |S_t| and the residual v - S^T k enter through their tier 1 bounds,
-    so the result scales with (v, S) and needs no state trajectory. Shapes as in `state_bounds`.
+    so the result scales with (v, S) and needs no state trajectory; what underflows adds an absolute term.
+    Shapes as in `state_bounds`.
     """
     size = _norms(q, k, v, g, beta, initial_state, cu_seqlens, l2norm, l2norm_eps)
     write = size.beta.abs() * size.k
@@ -227,11 +263,15 @@ def error_bounds(
         + decays * (bound + write * residual)
     )
     start = torch.zeros_like(size.start) + (roundoffs.state + roundoffs.stored_state) * size.start
-    error = scan(size.decay, step, start, cu_seqlens)
     # What passes through one chunk's products before it cancels: every write, not only what is left.
     written = scan(size.decay, write * residual, size.start, cu_seqlens)
+    lost = _Lost(roundoffs, q.shape[-1], v.shape[-1])
+    error = scan(
+        size.decay, step + lost.step(size.k, residual, written), start + lost.stored_state, cu_seqlens
+    )
     reads = abs(scale) * size.q
     output = reads * (
         error + (4 * operand + spread + decays) * (bound + written) + 2 * roundoffs.output * bound
     )
+    output = output + lost.output(reads, abs(scale) * written)
     return ErrorBounds(final=last_of_each(error, start, cu_seqlens), output=output)
