@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..nonfinite import place_of_row
 from ..report_words import where
-from ..trial import TENSORS, Measured, Trial
+from ..trial import TENSORS, Trial
 from ..verdict import Outcome
 
 NAME, TIER = "running-bound", 2
@@ -35,7 +35,6 @@ def check(trial: Trial) -> Outcome:
         if measured is None:
             continue
         limit, holds = limits[name]
-        limit = limit + lost_below_normal(measured, trial.witness.inputs.v.dtype)
         size, error = measured.rows.truth_square.sqrt(), measured.rows.square.sqrt()
         informative = holds & (limit < size) & (measured.masks.anywhere == 0)
         informative_rows += int(informative.sum())
@@ -52,15 +51,6 @@ def check(trial: Trial) -> Outcome:
         status="ok",
         numbers={"error_over_bound": largest, "informative": informative_rows},
     )
-
-
-def lost_below_normal(measured: Measured, operand: torch.dtype) -> float:
-    """What subnormal numbers lose of a row, norm-wise: their round-off is absolute, which no bound counts.
-
-    One step of the result's or the operands' dtype per entry (float16: 6e-8, the others nothing that shows).
-    """
-    steps = [float(torch.finfo(d).smallest_normal * torch.finfo(d).eps) for d in (measured.got.dtype, operand)]
-    return max(steps) * float(max(1, measured.rows.entries)) ** 0.5
 
 
 def _fires(trial: Trial, name: str, ratio: Tensor, error: Tensor, limit: Tensor) -> Outcome:
