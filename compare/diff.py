@@ -117,7 +117,7 @@ def diff(
     say = progress or (lambda text: None)
     with WorkerPool(device=device, time_limit=time_limit) as pool:
         handles = [pool.begin(name) for name in names]
-        for one in _cases(case, layer, captures, first):
+        for one in cases_of(case, layer, captures, first):
             trials: list[Trial] = []
             row, part = diff_case(
                 one, handles, settings, asked=bool(kernels), device=device, say=say, trials=trials
@@ -145,7 +145,7 @@ def check_arguments(*, relations: str, first: int | None) -> None:
         raise BadInput(f"first is {first}; give 1 or more tokens")
 
 
-def _cases(
+def cases_of(
     case: Case | Path | str | None, layer: int | None, captures: Path | str, first: int | None
 ) -> Iterator[Case]:
     """The cases in the order in which they are judged, read one at a time."""

@@ -18,6 +18,7 @@ _TWINS = {
     "doctor": "gdncheck.kernels.doctor",
     "inspect": "gdncheck.compare.inspect",
     "make": "gdncheck.capture.make",
+    "repeat": "gdncheck.compare.repeats",
     "sweep": "gdncheck.compare.sweep.sweep",
     "read_case": "gdncheck.capture.casefile",
     "write_case": "gdncheck.capture.casefile",

@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "gdncheck.cli.inspect:inspect",
     "kernels": "gdncheck.cli.kernels:kernels",
     "make": "gdncheck.cli.make:make",
+    "repeat": "gdncheck.cli.repeat_runs:repeat",
     "sweep": "gdncheck.cli.sweep:sweep",
 }
 
