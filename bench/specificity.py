@@ -79,13 +79,14 @@ def row_of(result: DiffResult) -> dict[str, Any]:
     return row
 
 
-def judge_real(
-    number: int, seed: int, handles: Sequence[Any], shapes: dict[str, bool], device: str
-) -> dict[str, Any]:
-    """Real kernels on one case; each is its own profile. shapes: keywords of `case_number`."""
+def judge_real(number: int, seed: int, handles: Sequence[Any], shapes: dict[str, bool]) -> dict[str, Any]:
+    """Real kernels on one case; each is its own profile. shapes: keywords of `case_number`.
+
+    Judged on the CPU, wherever the kernels run: the cases are small.
+    """
     started = time.process_time()
     case = case_number(number, seed, **shapes)
-    rows = judge_runners(case, handles, ["auto"] * len(handles), device=device)
+    rows = judge_runners(case, handles, ["auto"] * len(handles), device="cpu")
     for row in rows:
         row["profile"] = row["kernel"]
     return {"case": number, "dtype": str(case["v"].dtype).removeprefix("torch."),
@@ -120,10 +121,11 @@ def honest_lines(numbers: Sequence[int], seed: int, processes: int, device: str)
 def real_lines(
     numbers: Sequence[int], seed: int, names: Sequence[str], shapes: dict[str, bool], device: str
 ) -> Iterator[dict[str, Any]]:
+    _start_process()
     with WorkerPool(device=device, time_limit=600) as pool:
         handles = [pool.begin(name) for name in names]
         for number in numbers:
-            yield judge_real(number, seed, handles, shapes, device)
+            yield judge_real(number, seed, handles, shapes)
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:

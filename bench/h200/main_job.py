@@ -59,10 +59,12 @@ def main() -> None:
         "qwen", lengths=(TOKENS,), k_heads=16, v_heads=32, dims=(128, 128), dtype="bf16", state="random"
     )
     say("case made")
-    settings = Settings(relations="auto")
+    settings = Settings(relations="quick")
     with WorkerPool(device="cuda", time_limit=240) as pool:
         handles = [pool.begin(name) for name in KERNELS]
         kernels = kernel_seconds(handles, case)
+        save("h200-main-job-kernels", __file__, {"tokens": TOKENS, "kernels": kernels})
+        say("kernels timed")
         diffs = []
         for number in range(DIFFS):
             profile = cProfile.Profile()

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Everything in one lease of ten minutes on one H200, each part with its own end, so that none eats another:
+# the main job at size first and alone (its times count), then every kernel's matrix beside a thousand seeded
+# cases on FLA, then the kkt stage under every autotune configuration.
+# usage: bash bench/h200/all.sh WHEELS OUT
+set -u
+wheels=$1 out=$2
+SECONDS=0
+source bench/h200/setup.sh "$wheels" >"$out/setup.log" 2>&1
+source bench/h200/engines.sh "$wheels" >>"$out/setup.log" 2>&1
+set +eu
+# The scripts import their neighbours, which safe-path mode would hide; none runs from the root of the tree.
+unset PYTHONSAFEPATH
+echo "set up: $SECONDS s"
+
+timeout 200 python3 bench/h200/main_job.py >"$out/main_job.log" 2>&1 &
+main=$!
+until grep -q "kernels timed" "$out/main_job.log" || ! kill -0 $main 2>/dev/null; do sleep 1; done
+echo "main job, kernels timed: $SECONDS s"
+
+for shard in 0 1 2 3; do
+  GDNCHECK_TUNE=never OMP_NUM_THREADS=1 python3 bench/specificity.py --one-shape --device cuda \
+    --kernel fla.chunk@0.4.0 --kernel fla.chunk@0.6.0 --start $((shard * 250)) --cases 250 \
+    --seconds $((420 - SECONDS)) --log "$out/specificity-$shard.jsonl" --name "h200-specificity-$shard" \
+    >"$out/specificity-$shard.log" 2>&1 &
+done
+python3 bench/h200/matrix.py --seconds 240 --out "$out/matrix" --name h200-matrix >"$out/matrix.log" 2>&1 &
+matrix=$!
+wait $matrix
+echo "matrix: $SECONDS s"
+timeout $((585 - SECONDS)) python3 bench/h200/autotune_kkt.py --seconds $((575 - SECONDS)) \
+  --work "$out/kkt" >"$out/autotune_kkt.log" 2>&1
+echo "autotune: $SECONDS s"
