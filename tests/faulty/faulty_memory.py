@@ -45,6 +45,13 @@ def stale_tail(output, run):
     return output
 
 
+def fresh_tail(output, run):
+    """The last row of the call's last partial tile is never written: it holds what the allocator gave."""
+    buffer = torch.empty_like(output)
+    buffer[:-1] = output[:-1]
+    return buffer
+
+
 def moving(value, run):
     """One entry moves by an ulp or so from call to call, as sums in any order do."""
     step = 1 + 2.0**-7 * (run.memory["calls"] % 2)
@@ -85,6 +92,11 @@ MEMORY = {
     ),
     "last_rows_hold_the_call_before": Fault(
         {"output": stale_tail}, spot=Spot(("output",), (3,), tokens=lambda t: t >= 128)
+    ),
+    "last_row_holds_fresh_memory": Fault(
+        {"output": fresh_tail},
+        tiers=(0, 1, 2, 3, 4),
+        spot=Spot(("output",), (3,), tokens=lambda t: t == 129),
     ),
     "one_entry_moves_from_call_to_call": Fault(
         {"o": moving}, tiers=(4,), says="run-to-run", spot=Spot(("output",), classes=("moves",))

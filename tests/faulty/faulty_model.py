@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 # Tiers with a place on the case or its exact companion, in any precision.
 ANY = (0, 1, 2, 3)
 
@@ -80,3 +82,14 @@ CASES: dict[str, dict[str, Any]] = {
     "65": {"family": "qwen", **SHAPE, "lengths": [65, 129]},
     "deep": {"family": "qwen", **SHAPE, "dims": (128, 32), "lengths": [130, 20]},
 }
+
+
+def family(values, keep):
+    """Parameters of which the first `keep` run by default and the rest in the slow suite."""
+    return [
+        v if n < keep else pytest.param(*_as_tuple(v), marks=pytest.mark.slow) for n, v in enumerate(values)
+    ]
+
+
+def _as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)

@@ -10,13 +10,17 @@ from dataclasses import replace
 
 import msgspec
 import torch
+from faulty_base import BASES, namespace
 from faulty_model import CASES, SHAPE, Fault
 from faulty_table import FAULTS
 from gdncheck.capture.make import make
+from gdncheck.compare.clauses import TRANSFORMS
 from gdncheck.compare.session import Settings, diff_one
 from gdncheck.compare.soundness import soundness_of
 from gdncheck.compare.witness import Witness
-from gdncheck.kernels.contract import Clause, Contract
+from gdncheck.kernels.callable import CallableAdapter
+from gdncheck.kernels.contract import Capabilities, Clause, Contract
+from gdncheck.kernels.interface import RunResult
 from gdncheck.kernels.pool import WorkerPool
 
 POOL_SLOTS = 7
@@ -32,13 +36,9 @@ class OneFault:
         fault = FAULTS.get(name, SOUND)
         base = fault.base if name in FAULTS else name
         chunk = None if base == "recurrent" else 64
-        clauses = tuple(
-            Clause(id=i, kind="domain", applies_to="g", value=v, source="the table of faults")
-            for i, v in fault.clauses.items()
-        )
         info = handle.info
         self.info = msgspec.structs.replace(
-            info, name=f"faulty_kernels:{name}", contract=Contract(kernel=name, clauses=clauses),
+            info, name=f"faulty_kernels:{name}", contract=Contract(kernel=name, clauses=clauses_of(fault)),
             capabilities=msgspec.structs.replace(info.capabilities, default_chunk_size=chunk),
         )  # fmt: skip
 
@@ -47,6 +47,82 @@ class OneFault:
         return self.handle.run(
             [msgspec.structs.replace(c, options=o) for c, o in zip(calls, options, strict=True)]
         )
+
+
+class Direct:
+    """A runner in this process for one Fault of a test's own; nothing tells what it writes into."""
+
+    def __init__(self, fault=SOUND, capabilities=None):
+        self.fault = fault
+        self.memory = {"calls": 0}
+        declared = {"l2norm": "in_kernel", "default_chunk_size": None if fault.base == "recurrent" else 64}
+        declared["clauses"] = clauses_of(fault)
+        declared |= capabilities or {}
+        self.adapter = CallableAdapter("kernel", self.kernel, Capabilities(**declared))
+
+    def kernel(
+        self,
+        q,
+        k,
+        v,
+        g,
+        beta,
+        *,
+        scale,
+        initial_state,
+        output_final_state,
+        cu_seqlens,
+        use_qk_l2norm_in_kernel=False,
+    ):
+        call = namespace(
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            beta=beta,
+            cu_seqlens=cu_seqlens,
+            state=initial_state,
+            scale=scale,
+            l2norm=use_qk_l2norm_in_kernel,
+        )
+        result = BASES[self.fault.base](call, self.fault.edits, self.memory)
+        self.memory["calls"] += 1
+        return result
+
+    @property
+    def info(self):
+        return self.adapter.describe()
+
+    def run(self, calls):
+        results = []
+        for call in calls:
+            own = {name: tensor.clone() for name, tensor in call.tensors.items()}
+            outputs = self.adapter.run(msgspec.structs.replace(call, tensors=own))
+            results.append(RunResult(status="ok", outputs=outputs, seconds=0.0))
+        return results
+
+
+def clauses_of(fault):
+    return tuple(
+        Clause(id=i, kind=kind_of(i), applies_to=i.partition(".")[0], value=v, source="the table of faults")
+        for i, v in fault.clauses.items()
+    )
+
+
+def kind_of(clause):
+    """The kind of a clause that a test declares."""
+    if clause in TRANSFORMS:
+        return "transform"
+    return "rounding" if clause.startswith("cast.") else "domain"
+
+
+def verdict_on(fault, case, *, capabilities=None, **settings):
+    """The DiffResult of a Fault, or of a sound base by name, on any case."""
+    if isinstance(fault, str):
+        fault = FAULTS[fault] if fault in FAULTS else Fault({}, base=fault)
+    witness = Witness(case)
+    chosen = Settings(**{"relations": "none", **settings})
+    return diff_one(Direct(fault, capabilities), witness, soundness_of(witness), chosen)
 
 
 class Bench:
@@ -77,8 +153,12 @@ class Bench:
         return OneFault(self.handle, name, life)
 
     def judge(self, name, case, **settings):
-        """The DiffResult of a fault (or of a sound base) on a case."""
-        witness, soundness = self.witness(case)
+        """The DiffResult of a fault (or of a sound base) on a case: a name of the table, or any Case."""
+        if isinstance(case, str):
+            witness, soundness = self.witness(case)
+        else:
+            witness = Witness(case)
+            soundness, case = soundness_of(witness), f"case {id(witness)}"
         fault = FAULTS.get(name, SOUND)
         # What tiers 0 to 3 must find by themselves is judged without the relations' many calls.
         needed = "all" if name not in FAULTS or fault.unseen or 4 in fault.tiers else "quick"
