@@ -8,7 +8,7 @@ kernels are opened once, and every (case, kernel) gives one result. Two files ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ def diff(
     atol: Given = None,
     rtol: Given = None,
     stages: bool = False,
+    sources: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     command: str = "",
 ) -> DiffReport:
@@ -102,6 +103,7 @@ def diff(
     atol, rtol: decide by torch.allclose-like tolerances instead of tiers 2 and 3, and mark the verdict so: a
     number for both tensors, or by tensor, as {"output": 1e-3}.
     stages: compare each kernel's stage functions too, and say which stage makes an error.
+    sources: family -> clone, for kernels named `@git:REV`.
     progress: told in a few words what is being done.
     Raises BadInput for a wrong file, layer or name; CannotRun where nothing could run.
     """
@@ -115,7 +117,7 @@ def diff(
     inputs: list[CaseInput] = []
     pairs: list[Pair] = []
     say = progress or (lambda text: None)
-    with WorkerPool(device=device, time_limit=time_limit) as pool:
+    with WorkerPool(device=device, time_limit=time_limit, sources=sources) as pool:
         handles = [pool.begin(name) for name in names]
         for one in cases_of(case, layer, captures, first):
             trials: list[Trial] = []

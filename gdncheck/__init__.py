@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 # Twin -> module that defines it.
 _TWINS = {
+    "bisect": "gdncheck.compare.bisect",
     "diff": "gdncheck.compare.diff",
     "doctor": "gdncheck.kernels.doctor",
     "inspect": "gdncheck.compare.inspect",

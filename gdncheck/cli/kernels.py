@@ -1,4 +1,4 @@
-"""`gdncheck kernels`: which kernels there are, versions side by side, and what each promises."""
+"""`gdncheck kernels`: which kernels there are, versions side by side, what each promises, who changed it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import device_option, json_option
+from .kernels_bisect import bisect
+from .options import cache_option, device_option, json_option
 
 if TYPE_CHECKING:
     from gdncheck.kernels.cache import CachedVersion
     from gdncheck.kernels.inventory import KernelStatus
-
-cache_option = click.option(
-    "--cache", "cache_dir", type=click.Path(file_okay=False), envvar="GDNCHECK_CACHE", metavar="DIR",
-    help="Directory of fetched versions. Default: $GDNCHECK_CACHE, else ~/.cache/gdncheck.",
-)  # fmt: skip
 
 
 @click.group()
@@ -24,6 +20,9 @@ def kernels() -> None:
 
     Example: gdncheck kernels list
     """
+
+
+kernels.add_command(bisect)
 
 
 @kernels.command("list")

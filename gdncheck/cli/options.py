@@ -15,8 +15,8 @@ device_option = click.option(
 )  # fmt: skip
 kernel_option = click.option(
     "--kernel", "kernels", multiple=True, metavar="NAME",
-    help="Kernel under test, repeatable: fla.chunk, fla.chunk@0.6.0, package.module:function. "
-    "Default: what is installed.",
+    help="Kernel under test, repeatable: fla.chunk, fla.chunk@0.6.0, fla.chunk@path:DIR, fla.chunk@git:REV, "
+    "package.module:function. Default: what is installed.",
 )  # fmt: skip
 time_limit_option = click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
@@ -34,9 +34,32 @@ captures_option = click.option(
     show_default=True, help="Directory of captured cases.",
 )  # fmt: skip
 
+cache_option = click.option(
+    "--cache", "cache_dir", type=click.Path(file_okay=False), envvar="GDNCHECK_CACHE", metavar="DIR",
+    help="Directory of fetched versions. Default: $GDNCHECK_CACHE, else ~/.cache/gdncheck.",
+)  # fmt: skip
+
+
+def _use_sources(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> None:
+    """The clones hold for the whole command; `meta` keeps them for the command that repeats it."""
+    from gdncheck.kernels.checkout import sources_of, use_sources
+
+    use_sources(sources_of(words))
+    context.meta["gdncheck.source"] = words
+
+
+source_option = click.option(
+    "--source", multiple=True, metavar="FAMILY=DIR", expose_value=False, callback=_use_sources,
+    help="Clone that FAMILY.OP@git:REV is taken from, repeatable: fla=../flash-linear-attention.",
+)  # fmt: skip
+
 
 def run_options(command: Command) -> Command:
     """The options of every command that runs kernels."""
-    for option in (json_option, strict_option, seed_option, time_limit_option, device_option, kernel_option):
+    options = (
+        json_option, strict_option, seed_option, time_limit_option, device_option, source_option,
+        kernel_option,
+    )  # fmt: skip
+    for option in options:
         command = option(command)
     return command

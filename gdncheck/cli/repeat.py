@@ -11,7 +11,8 @@ def command_line(context: click.Context) -> str:
     """`gdncheck diff --layer 17`: every argument, and every option that is not at its default."""
     words = context.command_path.split()
     for parameter in context.command.params:
-        value = context.params.get(parameter.name or "")
+        # An option that no command is handed (--source) leaves its words in `meta`.
+        value = context.params.get(parameter.name or "", context.meta.get(f"gdncheck.{parameter.name}"))
         several = parameter.multiple if isinstance(parameter, click.Option) else parameter.nargs != 1
         values = [] if value is None else list(value) if several else [value]
         if isinstance(parameter, click.Argument):
