@@ -20,6 +20,7 @@ _TWINS = {
     "inspect": "gdncheck.compare.inspect",
     "make": "gdncheck.capture.make",
     "repeat": "gdncheck.compare.repeats",
+    "selftest": "gdncheck.compare.selftest",
     "sweep": "gdncheck.compare.sweep.sweep",
     "read_case": "gdncheck.capture.casefile",
     "write_case": "gdncheck.capture.casefile",

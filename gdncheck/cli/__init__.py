@@ -21,6 +21,7 @@ COMMANDS = {
     "kernels": "gdncheck.cli.kernels:kernels",
     "make": "gdncheck.cli.make:make",
     "repeat": "gdncheck.cli.repeat_runs:repeat",
+    "selftest": "gdncheck.cli.selftest:selftest",
     "sweep": "gdncheck.cli.sweep:sweep",
 }
 
