@@ -294,7 +294,7 @@ ADDRESSING = {
     "state_of_the_neighbour": Fault({"inputs": lambda c, run: setattr(c, "state", c.state.roll(1, 0)) or c}),
     "initial_state_ignored": Fault({"start": lambda s, run: 0 * s}),
     "initial_state_missing_in_o": Fault(
-        {"h": lambda h, run: h if run.chunk else 0 * h}, stage="output", spot=OUTPUT
+        {"h": lambda h, run: h if run.chunk else 0 * h}, stage="state", spot=OUTPUT
     ),
     "final_states_of_two_sequences_swapped": Fault({"final": swap_states}, spot=Spot(("state",), (0, 3))),
     "final_state_from_before_the_last_chunk": Fault(
@@ -302,7 +302,7 @@ ADDRESSING = {
         spot=Spot(("state",), (0, 3)),
     ),
     "output_reads_the_state_one_chunk_late": Fault(
-        {"h": late_state}, stage="output", spot=Spot(("output",), (0, 3), tokens=lambda t: t >= 64)
+        {"h": late_state}, stage="state", spot=Spot(("output",), (0, 3), tokens=lambda t: t >= 64)
     ),
     # slots
     "stale_state_used": Fault(

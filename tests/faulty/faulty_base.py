@@ -23,12 +23,16 @@ class Run:
         self.edits = edits
         self.memory = memory
         """What a fault remembers from call to call."""
+        self.tap = memory.get("tap")
+        """Sees every point after its edit, and may put another value there (`faulty_stages`)."""
 
     def at(self, point, value):
         """The value of a point, as its edit leaves it."""
         edit = self.edits.get(point)
         if edit is not None:
             value = edit(value, self)
+        if self.tap is not None:
+            value = self.tap(point, value, self)
         setattr(self, point, value)
         return value
 
