@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.interface import RunResult
+from ...reference.bounds import smallest_error
 from ...reference.l2norm import l2norm
 from ...reference.precision import precision_for
 from ...reference.rounding import FORMATS
@@ -66,9 +67,9 @@ def plan(inputs: Inputs, *, seed: int) -> Plan:
 
 
 def pure_decay(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The closed form in float64: output [T, HV, V], final state, and the sizes that errors are relative to.
+    """The closed form in float64: output [T, HV, V], final state [N, HV, K, V], and two sizes of the outputs.
 
-    Sizes: [T, HV] scale |q_t| |S_t|_F, and [N, HV] |S_T|_F.
+    Sizes, [T, HV]: scale |q_t|, and scale |q_t| |S_t|_F.
     """
     assert inputs.initial_state is not None
     cu = inputs.cu_seqlens.tolist()
@@ -92,13 +93,15 @@ def pure_decay(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             final[n] = start[n] * total[-1].exp()[:, None, None]
             norm = torch.linalg.vector_norm(start[n].flatten(1), dim=-1) * total.exp()
         output[a:b] = inputs.scale * torch.einsum("thk,hkv->thv", decayed_q, start[n])
-        size[a:b] = abs(inputs.scale) * torch.linalg.vector_norm(q[a:b], dim=-1) * norm
-    return output, final, size, torch.linalg.vector_norm(final.flatten(2), dim=-1)
+        size[a:b] = norm
+    reads = abs(inputs.scale) * torch.linalg.vector_norm(q, dim=-1)
+    return output, final, reads, reads * size
 
 
 def compare_with_decay(trial: Trial, inputs: Inputs, result: RunResult) -> Outcome:
     """Norm-wise, row by row: outputs first."""
-    output, final, size, state_size = pure_decay(inputs)
+    output, final, reads, size = pure_decay(inputs)
+    state_size = torch.linalg.vector_norm(final.flatten(2), dim=-1)
     lengths = inputs.cu_seqlens.diff()
     # Log decays summed so far, and roundings of the carried state, both in float32 at least.
     g = inputs.g.double().abs()
@@ -111,13 +114,13 @@ def compare_with_decay(trial: Trial, inputs: Inputs, result: RunResult) -> Outco
     )
     got, state = result.outputs["output"].to(inputs.device), result.outputs.get("final_state")
     operand = OPERAND_ROUNDINGS * max(trial.roundoffs.operand, unit_roundoff(got.dtype))
-    limit = size * (operand + decay[sequence]) + _absolute(inputs, got, size)
+    limit = size * (operand + decay[sequence]) + _lost(inputs, got, reads)
     found = _first_above(got, output, limit)
     tiles = trial.witness.output_tiles(trial.capabilities_chunk)
     name = "output"
     if found is None and state is not None:
         state = state.to(inputs.device)
-        limit = state_size * (decay + 2 * unit_roundoff(state.dtype)) + _absolute(inputs, state, state_size)
+        limit = state_size * (decay + 2 * unit_roundoff(state.dtype)) + _lost(inputs, state, None)
         found, tiles, name = _first_above(state, final, limit), trial.witness.state_tiles, "state"
     exercised = int((size > 0).sum())
     if found is None:
@@ -140,13 +143,21 @@ def _state_roundoff(trial: Trial) -> float:
     return max(2.0**-24, *kept, trial.roundoffs.stored_state)
 
 
-def _absolute(inputs: Inputs, got: Tensor, size: Tensor) -> Tensor:
-    """What subnormal numbers lose, norm-wise: half a step per entry, of the result and of the operands."""
-    steps = [
-        float(torch.finfo(d).smallest_normal) * float(torch.finfo(d).eps) for d in (got.dtype, inputs.v.dtype)
-    ]
-    entries = float(inputs.q.shape[-1] * inputs.v.shape[-1]) ** 0.5
-    return torch.full_like(size, max(steps) * entries * 2)
+def _lost(inputs: Inputs, got: Tensor, reads: Tensor | None) -> Tensor:
+    """[T, HV] or [N, HV]: what underflows on the way, norm-wise; absolute, and relative to nothing.
+
+    Entries of the result; of the state as an operand; a factor exp(G) that is subnormal itself, which a
+    machine may flush to zero. reads: scale |q_t| for outputs, None for states.
+    """
+    assert inputs.initial_state is not None
+    key, value = inputs.q.shape[-1], inputs.v.shape[-1]
+    start = torch.linalg.vector_norm(inputs.initial_state.flatten(2).double(), dim=-1)
+    stored, decay = smallest_error(got.dtype), smallest_error(torch.float32)
+    if reads is None:
+        return stored * (key * value) ** 0.5 + 2 * decay * start
+    largest = start.amax(0) if len(start) else start.sum(0)
+    operand = 2 * smallest_error(inputs.v.dtype) * float(key * value) ** 0.5
+    return stored * value**0.5 + reads * (operand + 2 * decay * largest)
 
 
 def _first_above(got: Tensor, want: Tensor, limit: Tensor) -> tuple[int, int, float, float] | None:

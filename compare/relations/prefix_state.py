@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.interface import RunResult
-from ..checks.emulation_ratio import RMS_LIMIT
+from ...reference.bounds import smallest_error
+from ..checks.emulation_ratio import FEW_ROUNDINGS, RMS_LIMIT
 from ..inputs import Inputs, take_sequences
 from ..report_words import number, where
 from ..tiles import map_states, map_tokens, unit_roundoff
@@ -37,6 +38,8 @@ READ_ROUNDINGS = 2.0
 def plan(inputs: Inputs, *, seed: int) -> Plan:
     """One call: the longest sequences, each with K reading tokens behind it."""
     del seed
+    if inputs.scale == 0:
+        return "the scale is zero"
     lengths = inputs.cu_seqlens.cpu().diff()
     filled = lengths.nonzero().flatten()
     if len(filled) == 0:
@@ -93,7 +96,8 @@ def compare_reading(trial: Trial, numbers: list[int], longer: Inputs, result: Ru
     error = (read - returned).square().mean((-2, -1)).sqrt()
     size = returned.square().mean((-2, -1)).sqrt()
     roundoff = max(trial.roundoffs.operand, unit_roundoff(output.dtype), unit_roundoff(trial.state.dtype))
-    limit = READ_ROUNDINGS * roundoff * size
+    lost = smallest_error(output.dtype) / abs(longer.scale) + 2 * smallest_error(longer.v.dtype)
+    limit = READ_ROUNDINGS * roundoff * size + lost + smallest_error(trial.state.dtype)
     if bool((~(error <= limit)).any()):
         limit = torch.maximum(limit, _honest(trial, numbers, longer, ends))
     bad = ~(error <= limit)
@@ -136,5 +140,6 @@ def _honest(trial: Trial, numbers: list[int], longer: Inputs, ends: list[int]) -
     n_rows = longer.q.shape[-1]
     rows = torch.stack([honest.output.row_rms[end - n_rows : end].square().mean(0).sqrt() for end in ends])
     state = trial.yardstick.state
-    of_tile = state.rms[state.pools.pool_of_tile][torch.tensor(numbers, device=longer.device)]
-    return RMS_LIMIT * (rows / abs(longer.scale) + of_tile)
+    asked = state.pools.pool_of_tile[torch.tensor(numbers, device=longer.device)]
+    limit = RMS_LIMIT * torch.where(state.few[asked], FEW_ROUNDINGS, 1.0)
+    return limit * (rows / abs(longer.scale) + state.rms[asked])

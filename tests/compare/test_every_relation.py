@@ -380,6 +380,22 @@ def test_the_closed_form_of_pure_decay_is_not_the_truth(case_of):
         assert torch.allclose(state, final, rtol=1e-10, atol=1e-14)
 
 
+def test_states_that_fade_below_float32_are_a_breach(honest, case_of, verdict_on, as_rule):
+    """A machine that flushes subnormal numbers to zero is sound."""
+
+    def flushing(*tensors, **options):
+        output, state = honest.recurrent(*tensors, **options)
+        least = torch.finfo(torch.float32).smallest_normal
+        return torch.where(output.abs() < 8 * least, 0, output), torch.where(
+            state.abs() < 8 * least, 0, state
+        )
+
+    case = case_of(lengths=[90, 20])
+    for total in (-84.0, -88.0, -95.0):
+        result = verdict_on(as_rule(flushing), case.with_tensors(g=torch.full_like(case["g"], total / 88)))
+        assert [o.status for o in outcomes_of(result, "beta-zero")] == ["ok"], total
+
+
 def test_sequences_taken_out_of_a_call_lose_their_state_or_tokens(case_of):
     inputs = inputs_of(case_of(lengths=LENGTHS))
     part = take_sequences(inputs, [2, 0], tokens=[30, 70])

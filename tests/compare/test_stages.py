@@ -187,8 +187,23 @@ def test_a_fault_of_the_output_stage_is_blamed_on_an_earlier_one(fault, small):
     assert report.first.made
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("family", ["qwen", "parallel-keys", "tiny-decay", "no-decay", "mixed-decay"])
+SOUND = [
+    ("qwen", "bf16"),
+    ("qwen", "fp32"),
+    ("parallel-keys", "bf16"),
+    ("tiny-decay", "fp16"),
+    ("no-decay", "fp32"),
+]
+HARD = [
+    (f, d)
+    for f in ("gaussian", "identical-keys", "mixed-decay", "beta-zero")
+    for d in ("bf16", "fp16", "fp32")
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*SOUND, *(pytest.param(*row, marks=pytest.mark.slow) for row in HARD)]
+)
 def test_a_sound_stage_is_accused(family, dtype, case_of):
     case = case_of(family, lengths=[70, 1, 0, 65], dtype=dtype, k_heads=2, v_heads=2)
     for profile in ("fla-0.4",) if dtype != "bf16" else ("fla-0.4", "generic"):

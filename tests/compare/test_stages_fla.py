@@ -39,3 +39,16 @@ def test_a_sound_stage_of_fla_is_accused_on_a_hard_case(family, dtype, case_of):
     assert result.verdict == "pass", result.ruling.reason
     assert len(result.stages) == 6
     assert not any(s.made or s.handed_on for s in result.stages)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["fla.chunk", "fla.recurrent"])
+def test_the_real_kernel_breaks_a_relation_that_it_promises_or_is_not_asked(kernel, case_of):
+    case = case_of(lengths=[70, 20] if kernel == "fla.chunk" else [12, 9], k_heads=1, v_heads=2)
+    (result,) = diff(case, kernels=[kernel], relations="all", device="cpu").results
+    assert result.verdict == "pass", result.ruling.reason
+    held = {o.check: o for o in result.ruling.outcomes if o.tier == 4 and o.status == "ok"}
+    asked = {"run-to-run", "causality", "isolation", "fresh-memory", "unowned", "beta-zero", "prefix-state"}
+    asked |= {"split-concat", "head-permutation", "sequence-permutation", "batch-invariance", "call-order"}
+    assert set(held) >= asked | {"first-vs-warm"}
+    assert all(outcome.numbers["exercised"] > 0 for name, outcome in held.items() if name in asked)
