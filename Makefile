@@ -54,6 +54,7 @@ check: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m gdncheck.cli.manual > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
+	$(BIN)/python -m gdncheck.kernels.manual > docs/kernels.md.new && mv docs/kernels.md.new docs/kernels.md
 
 capture: $(STAMP)
 	$(BIN)/gdncheck capture $(MODEL) --tokens $(TOKENS) --layer $(LAYERS) --what $(WHAT) --out $(OUT)

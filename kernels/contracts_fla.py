@@ -19,8 +19,16 @@ from .cache import version_key
 from .contract import Clause, Contract
 from .contracts_engines import Source, casts_of
 
-# Versions whose sources were read; one in between is taken for the older of its neighbours.
+# Versions whose sources were read from end to end; in those between, what changed when is below.
 FLA_READ = ("0.4.0", "0.6.0")
+# kkt and solve in one kernel that merges in tf32, value heads that share key heads: chunk_fwd.py is there.
+FLA_FUSED = "0.5.0"
+# prepare_chunk_indices counts empty sequences (found by bisection).
+FLA_COUNTS_EMPTY = "0.5.1"
+# The public function obeys chunk_size, and no kernel uses block pointers.
+FLA_CHUNK_SIZES = "0.5.2"
+# A kernel that splits long sequences may take the state's place (0.4.2's has a switch of its own only).
+FLA_INTRACARD = "0.4.2"
 TRANSFORMERS_READ = "5.24.0"
 
 _CHUNK = "ops/gated_delta_rule/chunk.py"
@@ -102,7 +110,12 @@ def _rule_domain(clause: Source, where: str) -> tuple[Clause, ...]:
 def fla_chunk(version: str | None, chunk_size: int = 64) -> Contract:
     """fla.chunk at a version; 0.6.0 takes another path, and so other casts, below chunk size 64."""
     version = version or FLA_READ[-1]
-    second = version_key(version) >= version_key(FLA_READ[1])
+    at = version_key(version)
+
+    def has(since: str) -> bool:
+        return at >= version_key(since)
+
+    second = has(FLA_FUSED)
     clause = Source(f"fla-core {FLA_READ[1] if second else FLA_READ[0]}")
     profile = ("fla-0.6" if chunk_size == 64 else "fla-0.6-small") if second else "fla-0.4"
     own = [
@@ -129,24 +142,31 @@ def fla_chunk(version: str | None, chunk_size: int = 64) -> Contract:
         clause("cu_seqlens.identity", "domain", "cu_seqlens", "a tensor of its own for every call", _INDEX),
         clause("inputs.dtype", "domain", "q, k, v", "one dtype; beta and g may differ from it", _CHUNK),
     ]
-    if second:
-        own += [
-            clause("heads.ratio", "domain", "heads", "HV is a multiple of HK", _CHUNK),
-            clause("chunk_size", "domain", "chunk_size", [16, 32, 64], _FUSED),
-            clause("index.width", "domain", "tokens", "int64", _CHUNK),
-            clause("context-parallel", "domain", "state", "off: FLA_INTRACARD_CP=1 splits a long sequence",
-                   "ops/common/backends/intracard.py; FLA_DISABLE_BACKEND_DISPATCH=1 keeps it off"),
-        ]  # fmt: skip
+    heads = "HV is a multiple of HK" if second else "HV = HK: heads come expanded"
+    width = "int64" if has(FLA_READ[1]) else "int32 products in places"
+    own += [
+        clause("heads.ratio", "domain", "heads", heads, _CHUNK),
+        clause("index.width", "domain", "tokens", width, _CHUNK if has(FLA_READ[1]) else _STATE),
+    ]
+    if has(FLA_CHUNK_SIZES):
+        own.append(clause("chunk_size", "domain", "chunk_size", [16, 32, 64], _FUSED))
     else:
+        stages = "" if second else "; the stage functions take 16, 32 and 64"
         own += [
-            clause("heads.ratio", "domain", "heads", "HV = HK: heads come expanded", _CHUNK),
             clause("chunk_size", "domain", "chunk_size", [64],
-                   f"{_CHUNK}: other values are swallowed; the stage functions take 16, 32 and 64"),
-            clause("index.width", "domain", "tokens", "int32 products in places", _STATE),
+                   f"{_CHUNK}: other values are swallowed{stages}"),
             clause("triton", "domain", "environment", "triton < 3.9: uses block pointers", _STATE),
-            clause("lengths.empty", "domain", "cu_seqlens",
-                   "empty sequences only at the end: chunks number the sequences without them", _INDEX),
         ]  # fmt: skip
+    if has(FLA_INTRACARD):
+        own.append(
+            clause("context-parallel", "domain", "state", "off: FLA_INTRACARD_CP=1 splits a long sequence",
+                   "ops/common/backends/intracard.py; FLA_DISABLE_BACKEND_DISPATCH=1 keeps it off from 0.5.0")
+        )  # fmt: skip
+    if not has(FLA_COUNTS_EMPTY):
+        own.append(
+            clause("lengths.empty", "domain", "cu_seqlens",
+                   "empty sequences only at the end: chunks number the sequences without them", _INDEX)
+        )  # fmt: skip
     relations = relation_clauses(clause, _ALWAYS, _CHUNK_ONLY)
     clauses = (*_rule_domain(clause, _CHUNK), *own, *relations, *casts_of(profile), profile_clause(profile))
     return Contract(kernel=f"fla.chunk@{version}", clauses=clauses)

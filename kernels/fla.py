@@ -19,6 +19,7 @@ from torch import Tensor
 from ..capture.errors import Refused
 from . import autotune, layouts
 from .contract import Capabilities, Contract
+from .fla_package import TRITON_ONLY
 from .interface import KernelCall, KernelInfo, RunOptions
 
 LARGEST_KEY = 256
@@ -32,8 +33,7 @@ class FlaKernel:
     op: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     package: ClassVar[str] = "fla-core"
-    # 0.5 and later would hand the whole operation to another backend that happens to be installed.
-    environment: ClassVar[dict[str, str]] = {"FLA_DISABLE_BACKEND_DISPATCH": "1"}
+    environment: ClassVar[dict[str, str]] = TRITON_ONLY
 
     def __init__(self, version: str | None = None) -> None:
         """version: the fla-core version that must be found; None takes what sys.path has.

@@ -28,6 +28,9 @@ from . import autotune
 UNNEEDED = ("fla.layers", "fla.models")
 OPS = "fla.ops.gated_delta_rule"
 KERNEL_MODULES = (f"{OPS}.chunk", f"{OPS}.fused_recurrent")
+# The Triton kernels and nothing in their place: FlashQLA and others from 0.5.0 on; in 0.4.2 a kernel that
+# splits long sequences is on unless its own variable says no.
+TRITON_ONLY = {"FLA_DISABLE_BACKEND_DISPATCH": "1", "FLA_INTRACARD_CP": "0"}
 FIRST_TRITON_WITHOUT_BLOCK_POINTERS = (3, 9)
 SHALLOW = ("ops", "modules")
 
@@ -62,7 +65,7 @@ class FlaPackage:
         """Facts for the evidence of every call."""
         return {
             "interpreted": self.interpreted,
-            "FLA_DISABLE_BACKEND_DISPATCH": os.environ.get("FLA_DISABLE_BACKEND_DISPATCH", ""),
+            **{name: os.environ.get(name, "") for name in TRITON_ONLY},
         }
 
     def _counts_empty_sequences(self) -> bool:
@@ -93,7 +96,7 @@ def load(version: str | None = None) -> FlaPackage:
 
     version: raise CannotRun unless this version is found. Import it once per process.
     """
-    os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
+    os.environ.update(TRITON_ONLY)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
     if interpreted:
         from . import interpreter

@@ -234,11 +234,11 @@ def test_commits_of_a_merged_branch_are_walked(family, clone):
 
 @pytest.mark.slow
 def test_fla_begins_to_take_empty_sequences_at_another_version(tmp_path):
-    """The real one: 0.5.2 is the first fla-core whose chunk kernel numbers chunks past an empty sequence."""
+    """The real one: 0.5.1 is the first fla-core whose chunk kernel numbers chunks past an empty sequence."""
     case = make("gaussian", lengths=[3, 0, 5], dims=(16, 16), k_heads=1, v_heads=1, state="random")
     try:
         found = bisect("fla.chunk", case, good="0.6.0", bad="0.4.0", device="cpu")
     except CannotRun as error:
         pytest.skip(f"no package index here: {error}")
-    assert found.first_changed.kernel == "fla.chunk@0.5.2"
+    assert found.first_changed.kernel == "fla.chunk@0.5.1"
     assert (found.bad.verdict, found.good.verdict) == ("skipped", "pass")

@@ -40,7 +40,9 @@ def test_clause_ids_are_unique_and_sourced(name):
     [
         ("fla.chunk", "0.4.0", 64, "fla-0.4"),
         ("fla.chunk", "0.4.0", 16, "fla-0.4"),
-        ("fla.chunk", "0.5.1", 64, "fla-0.4"),
+        ("fla.chunk", "0.4.2", 64, "fla-0.4"),
+        ("fla.chunk", "0.5.0", 64, "fla-0.6"),
+        ("fla.chunk", "0.5.1", 16, "fla-0.6-small"),
         ("fla.chunk", "0.6.0", 64, "fla-0.6"),
         ("fla.chunk", "0.6.0", 32, "fla-0.6-small"),
         ("fla.recurrent", "0.6.0", 64, "fla-recurrent"),
@@ -64,6 +66,24 @@ def test_versions_differ_where_their_sources_do():
     assert old.value("heads.ratio") != new.value("heads.ratio")
     assert old.value("dot.solve") is None
     assert new.value("dot.solve") == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("clause", "last_with"),
+    [("lengths.empty", "0.5.0"), ("triton", "0.5.1"), ("context-parallel", None)],
+)
+def test_a_clause_ends_with_another_version_than_the_source(clause, last_with):
+    """The versions between those that were read: an empty sequence, block pointers, a splitting kernel."""
+    declared = [
+        version
+        for version in ("0.3.2", "0.4.0", "0.4.1", "0.4.2", "0.5.0", "0.5.1", "0.5.2", "0.6.0")
+        if contract_for("fla.chunk", version).find(clause) is not None
+    ]
+    if last_with is None:
+        assert declared[0] == "0.4.2"
+        assert declared[-1] == "0.6.0"
+    else:
+        assert declared[-1] == last_with
 
 
 def test_run_to_run_is_promised_by_all_and_other_processes_by_no_tuned_kernel():
