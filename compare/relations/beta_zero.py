@@ -154,10 +154,12 @@ def _lost(inputs: Inputs, got: Tensor, reads: Tensor | None) -> Tensor:
     start = torch.linalg.vector_norm(inputs.initial_state.flatten(2).double(), dim=-1)
     stored, decay = smallest_error(got.dtype), smallest_error(torch.float32)
     if reads is None:
-        return stored * (key * value) ** 0.5 + 2 * decay * start
+        of_state: Tensor = 2 * decay * start + stored * float(key * value) ** 0.5
+        return of_state
     largest = start.amax(0) if len(start) else start.sum(0)
     operand = 2 * smallest_error(inputs.v.dtype) * float(key * value) ** 0.5
-    return stored * value**0.5 + reads * (operand + 2 * decay * largest)
+    of_output: Tensor = reads * (operand + 2 * decay * largest) + stored * float(value) ** 0.5
+    return of_output
 
 
 def _first_above(got: Tensor, want: Tensor, limit: Tensor) -> tuple[int, int, float, float] | None:

@@ -117,13 +117,11 @@ def answers(case, honest, in_process):
 
     def build(*kernels):
         witness, trials = Witness(case), []
+        sound, settings = soundness_of(witness), Settings(relations="none")
         results = [
-            diff_one(
-                in_process(function, declared(*clauses)), witness, soundness_of(witness), Settings(relations="none"),
-                trials=trials,
-            )
+            diff_one(in_process(function, declared(*clauses)), witness, sound, settings, trials=trials)
             for function, clauses in kernels
-        ]  # fmt: skip
+        ]
         return results, trials
 
     return build

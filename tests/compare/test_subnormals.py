@@ -20,7 +20,8 @@ def test_a_fault_larger_than_the_steps_hides_among_them(honest, case_of, verdict
         output[200, 3] += 1e-4
         return output, state
 
-    case = case_of("beta-zero", lengths=[128, 128], k_heads=2, v_heads=8, dims=(64, 32), dtype="fp16", seed=75)
+    shape = {"k_heads": 2, "v_heads": 8, "dims": (64, 32), "dtype": "fp16", "seed": 75}
+    case = case_of("beta-zero", lengths=[128, 128], **shape)
     result = verdict_on(as_rule(broken), case, relations="none")
     assert result.verdict == "fail"
     assert (result.ruling.worst_tile.sequence, result.ruling.worst_tile.token) == (1, 72)
