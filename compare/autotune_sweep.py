@@ -195,7 +195,8 @@ def _pin_each(
     say: Say,
     late: Callable[[], bool],
 ) -> tuple[list[Pinned], list[str]]:
-    interpreted = bool(handle.info.environment.get("interpreted"))
+    environment = handle.info.environment
+    interpreted = bool(environment.get("interpreted") or environment.get("triton_interpreted"))
     found: list[Pinned] = []
     left: list[str] = []
     for tuner in tuners:
