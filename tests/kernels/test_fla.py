@@ -241,6 +241,7 @@ def test_description_and_evidence_say_what_ran(kernels, version):
     assert info.capabilities.chunk_sizes == (16, 32, 64)
     assert info.environment["interpreted"] is True
     assert info.environment["FLA_DISABLE_BACKEND_DISPATCH"] == "1"
+    assert info.environment["FLA_INTRACARD_CP"] == "0", "0.4.2 would split long sequences"
     assert info.contract.kernel.startswith("fla.chunk")
     assert info.contract.clauses
 

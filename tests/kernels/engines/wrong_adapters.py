@@ -1,7 +1,7 @@
-"""Adapters of the engines with one conversion done wrong, chosen per call by `extra["wrong"]`.
+"""Adapters with one conversion done wrong, chosen per call by `extra["wrong"]`.
 
 Loaded by workers only (KernelSpec.module names this file's module). Each mistake is one that a reader of
-an engine's source could make: they must show in what the adapter's tests look at.
+a kernel's source could make: they must show in what the adapter's tests look at.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_mistakes(family: str, op: str) -> type:
     """The family's adapter class, able to make each mistake."""
     module = import_module(f"gdncheck.kernels.{family}")
     right = module.KERNELS[op]
-    slot_view = module.SlotView
+    slot_view = getattr(module, "SlotView", None)
 
     class Wrong(right):
         def run(self, call):
@@ -50,6 +50,8 @@ def with_mistakes(family: str, op: str) -> type:
             if name == "other_eps":
                 options = msgspec.structs.replace(options, qk="normalised")
             tensors = MISTAKES[name](dict(call.tensors), slot_view)
+            if name == "transposed_state" and slot_view is None:
+                return self.run_transposed(call, tensors)
             if name == "transposed_state":
                 module.SlotView = lambda t, *, layout, **more: slot_view(
                     t, layout="KV" if layout == "VK" else "VK", **more
@@ -57,7 +59,14 @@ def with_mistakes(family: str, op: str) -> type:
             try:
                 return super().run(msgspec.structs.replace(call, tensors=tensors, options=options))
             finally:
-                module.SlotView = slot_view
+                if slot_view is not None:
+                    module.SlotView = slot_view
+
+        def run_transposed(self, call, tensors):
+            """States handed over and taken back as [V, K], by an adapter that is given them gathered."""
+            tensors["initial_state"] = tensors["initial_state"].transpose(-1, -2).contiguous()
+            outputs = super().run(msgspec.structs.replace(call, tensors=tensors))
+            return {**outputs, "final_state": outputs["final_state"].transpose(-1, -2).contiguous()}
 
     return Wrong
 
