@@ -137,9 +137,13 @@ def _compared(results: list[RepeatResult]) -> Iterator[tuple[str, str, Compariso
             ("first call of a process", lambda run: run.cold),
         )
         for name, wanted in pairs:
-            inside, outside = result.counted(wanted), result.counted(lambda run, w=wanted: not w(run))
+            inside, outside = result.counted(wanted), result.counted(_others(wanted))
             if inside[1] and outside[1] and result.failures:
                 yield f"{series_name(result)} {name}", "its other runs", compare_rates(*inside, *outside)
+
+
+def _others(wanted: Callable[[Run], bool]) -> Callable[[Run], bool]:
+    return lambda run: not wanted(run)
 
 
 class Bench:
@@ -320,5 +324,5 @@ def bits_of(result: RunResult) -> str:
     for name in sorted(result.outputs):
         tensor: Tensor = result.outputs[name]
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()

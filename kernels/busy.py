@@ -40,7 +40,7 @@ class BusyStream:
             self._thread.join()
 
     def _work(self) -> None:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             square = torch.ones(EDGE, EDGE, device="cuda", dtype=torch.bfloat16)
             product = torch.zeros_like(square)

@@ -20,8 +20,8 @@ BAD_BLOCK = 128
 BLOCKS = (64, BAD_BLOCK, 256)
 
 
-@triton.autotune(configs=[triton.Config({"BLOCK": size}) for size in BLOCKS], key=["BAD"])
-@triton.jit
+@triton.autotune(configs=[triton.Config({"BLOCK": size}) for size in BLOCKS], key=["BAD"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def planted_copy_kernel(source, target, n, BAD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """target = source, but for the last block where BLOCK is BAD."""
     number = tl.program_id(0)
