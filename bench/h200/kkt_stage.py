@@ -34,6 +34,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GATES = ("fp32", "bf16", "bf16-summed")
 TUNED_AT = (16, 32, 64)
 LOG2_E = 1.4426950408889634
+KEPT = 48  # distinct outputs of one block that are told apart; a kernel that moves in every run has more
+OTHERS = -1
+UNJUDGED = {"worst": 0.0, "wrong": False, "note": f"not judged: the block had {KEPT} distinct outputs before"}
+LOST = 9  # exit status of a child whose GPU context was lost; the next one goes on behind that block
 RMS_LIMIT = 2.0**-7  # of the fused inverse, per tile: bf16 output, tf32 merges
 
 
@@ -188,11 +192,12 @@ def repeated(stage: Stage, x: dict[str, Tensor], pin: dict[str, Any], repeats: i
             output = stage(x, pin)
         bits = output.view(torch.int32 if output.dtype == torch.float32 else torch.int16)
         same = next((i for i, known in enumerate(outputs) if torch.equal(bits, known)), None)
-        if same is None:
+        if same is None and len(outputs) < KEPT:
             same = len(outputs)
             outputs.append(bits.clone())
+        same = OTHERS if same is None else same
         counts[same] = counts.get(same, 0) + 1
-    return {"status": "ok", "runs": repeats, "distinct": len(counts), "outputs": counts}
+    return {"status": "ok", "runs": repeats, "distinct": len(counts) + (OTHERS in counts), "outputs": counts}
 
 
 def busy_stream(device: str) -> Any:
@@ -207,6 +212,24 @@ def busy_stream(device: str) -> Any:
                 torch.mm(square, square)
 
     return work
+
+
+class ContextLost(Exception):
+    """A launch took the GPU context along; holds the rows of its block up to and with that launch."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        super().__init__("the CUDA context is lost")
+        self.rows = rows
+
+
+def is_lost(device: str) -> bool:
+    """Whether every later call on the device would fail too."""
+    try:
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def block(stage: Stage, tokens: int, beta: str, gate: str, repeats: int) -> list[dict[str, Any]]:
@@ -225,14 +248,17 @@ def block(stage: Stage, tokens: int, beta: str, gate: str, repeats: int) -> list
             message = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
             row |= {"status": "compile failure" if failed else "error", "message": message}
             rows.append(row)
+            if not failed and is_lost(stage.device):
+                raise ContextLost(rows) from error
             continue
         for number in row["outputs"]:
-            if number not in rulings:
+            if number not in rulings and number != OTHERS:
                 dtype = torch.float32 if outputs[number].dtype == torch.int32 else torch.bfloat16
                 rulings[number] = judge(outputs[number].view(dtype))
+        seen = [rulings[n] for n in row["outputs"] if n != OTHERS]
+        worst = max(seen, key=lambda r: r["worst"], default=UNJUDGED)
         # A sum in bf16 is a different function: its repeats count, its error is only recorded.
-        judged = gate != "bf16-summed"
-        worst = max((rulings[n] for n in row["outputs"]), key=lambda r: r["worst"])
+        judged = gate != "bf16-summed" and bool(seen)
         rows.append(row | worst | {"wrong": judged and worst["wrong"], "judged": judged})
     return rows
 
@@ -279,7 +305,12 @@ def measure(stage: Stage, options: argparse.Namespace) -> None:
         if time.monotonic() > deadline:
             return
         if ("pins", tokens, beta, gate) not in done:
-            append(part, ["pins", tokens, beta, gate], block(stage, tokens, beta, gate, options.repeats))
+            try:
+                rows = block(stage, tokens, beta, gate, options.repeats)
+            except ContextLost as lost:
+                append(part, ["pins", tokens, beta, gate], lost.rows)
+                sys.exit(LOST)
+            append(part, ["pins", tokens, beta, gate], rows)
     if stage.device != "cuda":
         return
     lengths = (*TUNED_AT, max(options.tokens))

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from gdncheck.compare.jsonout import plain_numbers
 from gdncheck.kernels import autotune, registry
 from gdncheck.kernels.interface import KernelCall, RunOptions
 from gdncheck.kernels.loading import load
@@ -374,7 +375,10 @@ def main() -> None:
         share = (started + options.seconds - time.monotonic()) / (len(targets) - number)
         statuses = list(children(name, options, time.monotonic() + share))
         found[name] = {"exit_statuses": statuses, "rows": rows_of(Path(options.work) / f"{name}.jsonl")}
-    save(options.name, __file__, {"targets": found, "seconds": time.monotonic() - started})
+    save(
+        options.name, __file__,
+        plain_numbers({"targets": found, "seconds": time.monotonic() - started}),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
