@@ -23,7 +23,7 @@ from .search import Search
 
 KINDS: tuple[Kind, ...] = ("nonfinite", "wrong", "error")
 # Failures that did not come again in a fresh process, before the search gives up confirming.
-UNCONFIRMED_TRIES = 4
+UNCONFIRMED_TRIES = 12
 NEIGHBOURS = 12
 CONFIRMED_NEIGHBOURS = 3
 WORK_AROUNDS = 8
@@ -55,6 +55,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Changes an engine could make that pass: [{axis: value}]."""
     cast_points: tuple[str, ...] = ()
     """For a rounding: the fewest cast points that still fail."""
+    not_reproduced: tuple[dict[str, str], ...] = ()
+    """Deviations of configurations before it that failed once and not again in a fresh process."""
 
     def signature(self, version: str | None, chunk_size: int | None) -> Signature:
         """What makes this the same failure elsewhere."""
@@ -95,13 +97,19 @@ def _first(search: Search, kind: Kind) -> Finding | None:
     failing = [a for a in search.in_order() if a.kind == kind]
     if not failing:
         return None
+    lost: list[dict[str, str]] = []
     for candidate in failing[:UNCONFIRMED_TRIES]:
         blamed = search.minimal(candidate)
         for reduced in [blamed, candidate] if blamed is not candidate else [candidate]:
             again = search.attempt(reduced.config, fresh=True)
             if again.kind == kind:
-                return _explained(search, again, candidate)
-    return Finding(kind=kind, attempt=failing[0], confirmed=False, found_as=failing[0].deviations)
+                found = _explained(search, again, candidate)
+                return msgspec.structs.replace(found, not_reproduced=tuple(lost))
+        lost.append(candidate.deviations)
+    first = failing[0]
+    return Finding(
+        kind=kind, attempt=first, confirmed=False, found_as=first.deviations, not_reproduced=tuple(lost[1:])
+    )
 
 
 def _explained(search: Search, attempt: Attempt, candidate: Attempt) -> Finding:

@@ -70,6 +70,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "smallest_is_exact": finding.smallest_is_exact,
         "work_around": list(finding.work_around),
         "cast_points": list(finding.cast_points),
+        "not_reproduced": list(finding.not_reproduced),
         "own_sequences": list(attempt.own_sequences),
     }
 

@@ -20,7 +20,7 @@ from ...capture.case import Case
 from ...kernels.contract import Promise
 from ...kernels.interface import KernelInfo
 from ..axes.axis import Ran, Setup
-from ..axes.recase import sequences_of, starts
+from ..axes.recase import rows_as, rule_only, starts
 from ..axes.schedule import Step, steps_of
 from ..judge import judge
 from ..soundness import Soundness, soundness_of
@@ -83,7 +83,7 @@ class Judge:
             return Judgement(
                 ruling=ruling,
                 margins=_margins(trial, ruling),
-                place=_in_call(place, setup),
+                place=place,
                 nonfinite=ruling.verdict == "fail" and ruling.first_nonfinite is not None,
             )
 
@@ -121,28 +121,43 @@ def digest(case: Case) -> str:
 
 
 def judged_part(setup: Setup, output: Tensor, state: Tensor) -> tuple[Case, Tensor, Tensor]:
-    """The case that is judged, and the rows of the answer that belong to it."""
+    """The case that is judged, and the rows of the answer that belong to it.
+
+    Where only the case's own sequences are, the others are left in as empty ones, so that every number of a
+    sequence is its number in the call.
+    """
     if setup.judged == "all":
         return setup.case, output, state
-    numbers = list(setup.own)
-    rows = own_rows(setup)
-    return sequences_of(setup.case, numbers), output[rows.to(output.device)], state[numbers]
+    case, own = rule_only(setup.case), sorted(setup.own)
+    kept = torch.tensor([i in own for i in range(case.n_sequences)])
+    lengths = [n if i in own else 0 for i, n in enumerate(case.lengths)]
+    rows = _rows(case, own)
+    judged = rows_as(case, rows, lengths, list(range(case.n_sequences)))
+    if judged.get("initial_state") is not None:
+        given = judged["initial_state"]
+        judged = judged.with_tensors(initial_state=torch.where(kept.view(-1, 1, 1, 1), given, 0))
+    answered = torch.where(kept.view(-1, 1, 1, 1).to(state.device), state, 0)
+    return judged, output[rows.to(output.device)], answered
+
+
+def _rows(case: Case, numbers: Sequence[int]) -> Tensor:
+    """[R] packed rows of some sequences, in the order given."""
+    at = starts(case)
+    parts = [torch.arange(at[n], at[n + 1]) for n in numbers]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
 
 def own_rows(setup: Setup) -> Tensor:
     """[R] packed rows of the case's own sequences, in the case's order."""
-    at = starts(setup.case)
-    parts = [torch.arange(at[n], at[n + 1]) for n in setup.own]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+    return _rows(setup.case, setup.own)
 
 
 def judged_steps(setup: Setup) -> list[Step]:
-    """The schedule of the sequences that are judged, numbered as in the judged case."""
+    """The schedule of the sequences that are judged."""
     steps = steps_of(setup.case.lengths, setup.split, seed=setup.seed)
     if setup.judged == "all":
         return steps
-    place = {sequence: i for i, sequence in enumerate(setup.own)}
-    kept = [sorted((place[s], a, b) for s, a, b in step if s in place) for step in steps]
+    kept = [[segment for segment in step if segment[0] in setup.own] for step in steps]
     return [step for step in kept if step]
 
 
@@ -230,10 +245,3 @@ def _margins(trial: Trial, ruling: Ruling) -> Margins:
 
 def _place_of(ruling: Ruling) -> Place | None:
     return next((o.place for o in ruling.outcomes if o.status == "fires" and o.place is not None), None)
-
-
-def _in_call(place: Place | None, setup: Setup) -> Place | None:
-    """A place of the judged part, with its sequence's number in the call as it was made."""
-    if place is None or place.sequence is None or setup.judged == "all":
-        return place
-    return msgspec.structs.replace(place, sequence=setup.own[place.sequence])

@@ -30,7 +30,8 @@ class Process:
 
     def __init__(self, handle: KernelHandle, info: KernelInfo, warm_setup: Setup | None) -> None:
         self.handle, self.info, self.warm_setup = handle, info, warm_setup
-        self.warm_evidence: dict[str, Any] = {}
+        self.baseline_run: Ran | None = None
+        """A run of the baseline in this process: the latest warm one, else the one that warmed it."""
         self._warm = warm_setup is None
 
     def warm(self) -> None:
@@ -38,7 +39,7 @@ class Process:
         if not self._warm:
             self._warm = True  # before the calls below, which come back here
             assert self.warm_setup is not None
-            self.warm_evidence = run_setup(self, self.warm_setup, self.info).evidence
+            self.baseline_run = run_setup(self, self.warm_setup, self.info)
 
     def run(self, calls: list[KernelCall]) -> list[RunResult]:
         """Run calls in order; a worker that was lost makes the next one start cold, so it is warmed again."""
@@ -65,19 +66,22 @@ class KernelRuns:
         self.info = situation.info
         self.warm_setup = setup_of(baseline, situation)
         self.shared = Process(handle, self.info, self.warm_setup)
+        self._own_baseline = True
+        """The processes were warmed on this very case, so their baseline runs are this one's."""
 
     def with_evidence(self) -> KernelRuns:
         """The same, after a call of the baseline has told what it launches (which pins there are)."""
         if self.info.environment.get("interpreted") or self.situation.on_gpu:
             self.shared.warm()
-            evidence = self.shared.warm_evidence
+            ran = self.shared.baseline_run
+            evidence = {} if ran is None else ran.evidence
             self.situation = msgspec.structs.replace(self.situation, evidence=evidence)
         return self
 
     def on(self, situation: Situation) -> KernelRuns:
         """The same kernel and baseline on another case (a shorter one), in the same process."""
         other = KernelRuns(self.workers, self.handle, situation, self.baseline, self.judge)
-        other.shared = self.shared
+        other.shared, other.warm_setup, other._own_baseline = self.shared, self.warm_setup, False
         return other
 
     def attempt(self, configuration: Configuration, *, fresh: bool = False) -> Attempt:
@@ -107,7 +111,8 @@ class KernelRuns:
 
     @contextmanager
     def _process(self, setup: Setup, fresh: bool) -> Iterator[Process]:
-        if not fresh and setup.process == "warm":
+        # Repeats count from a process's start, so they get one of their own, too.
+        if not fresh and setup.process == "warm" and setup.runs == 1:
             yield self.shared
             return
         handle = self.workers.begin(
@@ -122,6 +127,8 @@ class KernelRuns:
         further = []
         reference = self._reference(configuration, setup, process)
         runs = [run_setup(process, setup, self.info) for _ in range(setup.runs)]
+        if configuration == self.baseline and self._own_baseline:
+            process.baseline_run = runs[0]
         if reference is not None and runs[0].status == "ok":
             relation, promise, other_setup, other = reference
             if other.status == "ok":
@@ -149,9 +156,12 @@ class KernelRuns:
             word = "" if relation is None else relation(configuration[name])
             if not word or self.info.contract.relation(word) != "promised":
                 continue
-            other = setup_of({**configuration, name: self.baseline[name]}, self.situation)
+            without = {**configuration, name: self.baseline[name]}
+            other = setup_of(without, self.situation)
             calls = self.shared if setup.process != "warm" else process
-            return word, "promised", other, run_setup(calls, other, self.info)
+            calls.warm()
+            known = calls.baseline_run if without == self.baseline and self._own_baseline else None
+            return word, "promised", other, known or run_setup(calls, other, self.info)
         return None
 
     def _worst(self, setup: Setup, runs: list[Ran], further: list[Outcome]) -> tuple[int, Ran, Judgement]:
@@ -166,6 +176,11 @@ class KernelRuns:
                 moved = [same_bits("run-to-run", promise, (setup, ran), (setup, runs[0]))]
             judged.append((number, ran, self.judge.judge(setup, ran, self.info, [*further, *moved])))
         return min(judged, key=lambda one: (VERDICT_ORDER.index(one[2].ruling.verdict), one[0]))
+
+    def _pin_to_blame(self, configuration: Configuration, ran: Ran) -> bool:
+        """A pin that cannot be compiled, or that the device cannot hold, was never launched."""
+        pinned = "autotune" in deviations_of(configuration, self.baseline)
+        return pinned and bool(ran.evidence.get("compile_failures"))
 
     def _proofs(
         self, configuration: Configuration, setup: Setup, ran: Ran

@@ -134,6 +134,7 @@ class Covering:
             (a, b): None for a, b in itertools.combinations(every, 2) if a[0] != b[0]
         }
         self.alone: list[dict[str, str]] = []
+        self._forbidden: list[dict[str, str]] = []
 
     def rows(self) -> Iterator[dict[str, str]]:
         """Deviations of the next row, until every pair has been in one."""
@@ -141,7 +142,16 @@ class Covering:
             row = self.alone.pop(0) if self.alone else self._row()
             for pair in _pairs(row):
                 self.missing.pop(pair, None)
-            yield row
+            if len(row) > 1 and not self._hopeless(row):
+                yield row
+
+    def forbid(self, blamed: Mapping[str, str]) -> None:
+        """These changes fail together: no further row is to hold them all, as they would hide the rest."""
+        if blamed:
+            self._forbidden.append(dict(blamed))
+
+    def _hopeless(self, row: Mapping[str, str]) -> bool:
+        return any(blamed.items() <= row.items() for blamed in self._forbidden)
 
     def again(self, row: Mapping[str, str]) -> None:
         """The row told nothing: its pairs are tried one by one."""
@@ -149,15 +159,27 @@ class Covering:
             self.alone += [{a: row[a], b: row[b]} for a, b in itertools.combinations(row, 2)]
 
     def _row(self) -> dict[str, str]:
-        (first, second) = next(iter(self.missing))
-        row = dict((first, second))
-        for name, values in self.changes.items():
-            if name in row:
-                continue
-            gains = [sum(self._key((name, v), c) in self.missing for c in row.items()) for v in values]
-            best = max(range(len(values)), key=lambda i: (gains[i], -i))
-            if gains[best]:
-                row[name] = values[best]
+        """Start from the change with most pairs missing; add whichever change covers most of them."""
+        weight: dict[Change, int] = {}
+        for pair in self.missing:
+            for change in pair:
+                weight[change] = weight.get(change, 0) + 1
+        row = dict([max(weight, key=lambda c: weight[c])])
+        while True:
+            best, most = None, (0, 0)
+            for name, value in weight:
+                if name in row or self._hopeless({**row, name: value}):
+                    continue
+                gain = sum(self._key((name, value), c) in self.missing for c in row.items())
+                if gain and (gain, weight[name, value]) > most:
+                    best, most = (name, value), (gain, weight[name, value])
+            if best is None:
+                break
+            row[best[0]] = best[1]
+        if len(row) == 1:
+            # Every partner would complete what is known to fail: nothing is left to learn of this change.
+            alone = next(iter(row.items()))
+            self.missing = {pair: None for pair in self.missing if alone not in pair}
         return {name: row[name] for name in self.changes if name in row}
 
     def _key(self, a: Change, b: Change) -> tuple[Change, Change]:

@@ -137,6 +137,9 @@ def explained(finding: Finding) -> Iterator[Text]:
     yield Text(f"  {attempt.reason}")
     if len(finding.found_as) > len(attempt.deviations):
         yield Text(f"  found as {in_words(finding.found_as)}, reduced to the changes that matter")
+    if finding.not_reproduced:
+        others = "; ".join(in_words(d) for d in finding.not_reproduced)
+        yield Text(f"  failed once after other calls and not again in a fresh process: {others}")
     if not finding.confirmed:
         yield Text(
             "  NOT confirmed: it did not fail in a fresh process, so it depends on the calls before it, or "

@@ -137,14 +137,12 @@ class Search:
             found = self._tell(configuration_of(row, self.baseline), done + number, None)
             if found.verdict == "skipped":
                 covering.again(row)
-            elif found.failed and len(row) > 2:
-                # The pair to blame hides what else the row would have shown: try it without either side.
-                blamed = self.minimal(found)
-                covering.alone += [
-                    rest
-                    for name in blamed.deviations
-                    if len(rest := {n: v for n, v in row.items() if n != name}) > 1
-                ]
+            elif found.failed:
+                # The changes to blame hide what else the row would have shown: try it without each of them.
+                blamed = self.minimal(found).deviations
+                covering.forbid(blamed)
+                rests = ({n: v for n, v in row.items() if n != name} for name in blamed)
+                covering.alone += [rest for rest in rests if len(rest) > 1]
 
     def _product(self, done: int) -> None:
         total = product_size(self.plan)

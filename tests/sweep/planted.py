@@ -34,7 +34,8 @@ sound.gdncheck_capabilities = BASE
 
 def spoil(output, row, head=HEAD, *, value=None):
     """One row of one head: NaN, or half as large again."""
-    output[row, head] = output[row, head] * 1.5 if value is None else value
+    if row < output.shape[0]:
+        output[row, head] = output[row, head] * 1.5 if value is None else value
     return output
 
 
@@ -123,17 +124,17 @@ class _Calls:
 
     @classmethod
     def again(cls, *tensors):
-        now = [float(t.double().nansum()) for t in tensors]
+        now = [None if t is None else float(t.double().nansum()) for t in tensors]
         cls.count = cls.count + 1 if now == cls.last else 1
         cls.last, cls.ever = now, cls.ever + 1
         return cls.count
 
 
 @rule()
-def third_repeat(q, k, v, g, beta, *, cu_seqlens, **call):
-    """Wrong at the third of identical calls in a row."""
-    output, state = sound(q, k, v, g, beta, cu_seqlens=cu_seqlens, **call)
-    if _Calls.again(q, k, v, g, beta, cu_seqlens) == 3:
+def third_repeat(q, k, v, g, beta, *, initial_state, cu_seqlens, **call):
+    """Wrong at the third repeat of a call: the fourth of identical ones in a row."""
+    output, state = sound(q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, **call)
+    if _Calls.again(q, k, v, g, beta, cu_seqlens, initial_state) == 4:
         spoil(output, TOKEN)
     return output, state
 
@@ -174,3 +175,38 @@ def one_token_among_long(q, k, v, g, beta, *, cu_seqlens, **call):
     if 1 in lengths and max(lengths) > 1:
         spoil(output, int(cu_seqlens[lengths.index(1)]))
     return output, state
+
+
+@rule()
+def input_fp16(q, k, v, g, beta, **call):
+    """Wrong on float16 inputs."""
+    output, state = sound(q, k, v, g, beta, **call)
+    return (spoil(output, TOKEN) if v.dtype == torch.float16 else output), state
+
+
+@rule(l2norm="both")
+def l2norm_before(q, k, v, g, beta, *, use_qk_l2norm_in_kernel=False, **call):
+    """Normalises raw q and k rightly, and goes wrong where they come normalised."""
+    if use_qk_l2norm_in_kernel:
+        q, k = (x.double() / (x.double().square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    output, state = sound(q, k, v, g, beta, **call)
+    return (output if use_qk_l2norm_in_kernel else spoil(output, TOKEN)), state
+
+
+@rule()
+def writes_outside(q, k, v, g, beta, **call):
+    """Writes one entry behind the end of a buffer of its own."""
+    output, state = sound(q, k, v, g, beta, **call)
+    scratch = torch.empty(32)
+    # Only into a band: behind a plain allocation there is nothing to write to that would not end the process.
+    if scratch.untyped_storage().nbytes() > 33 * 4 + scratch.storage_offset() * 4:
+        torch.as_strided(scratch, (33,), (1,), scratch.storage_offset())[32] = 1.0
+    return output, state
+
+
+@rule()
+def third_of_any(q, k, v, g, beta, **call):
+    """Wrong at the third call of a process, whatever it is: no configuration is to blame."""
+    output, state = sound(q, k, v, g, beta, **call)
+    _Calls.again(q)
+    return (spoil(output, TOKEN) if _Calls.ever == 4 else output), state
