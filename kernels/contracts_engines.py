@@ -255,6 +255,7 @@ def flashinfer_chunk(version: str | None) -> Contract:
         clause("inputs.dtype", "domain", "q, k, v", "bfloat16", "built here for it alone"),
         clause("dims", "domain", "K, V", "128", "prefill_kernel_delta_rule_sm90.cuh TileShape"),
         clause("arch", "domain", "GPU", "SM90 only", "gdn_prefill_launcher.cu"),
+        clause("lengths.empty", "domain", "cu_seqlens", "no empty sequence", "it hung on one, H200"),
         clause("l2norm.place", "domain", "q, k", "before the rule; its flag is ignored", "gdn_prefill.py"),
         clause("has_initial_state", "domain", "initial_state", "not taken: caller zeroes", "gdn_prefill.py"),
         clause("math.fast", "rounding", "exp2, log2", "approximate: -use_fast_math", "jit/core.py"),

@@ -123,6 +123,7 @@ class Chunk:
         """One prefill call. Raises Refused for what the kernel does not take."""
         tensors = call.tensors
         check_rule_call("flashinfer.chunk", call, self.capabilities)
+        check_all_filled(call)
         key, value = tensors["k"].shape[-1], tensors["v"].shape[-1]
         if (key, value) != (HEAD_SIZE, HEAD_SIZE):
             raise Refused(f"flashinfer.chunk takes K = V = {HEAD_SIZE}, not {key} and {value}")
@@ -153,6 +154,15 @@ class Chunk:
         }
         slots.scatter(final_state)
         return {"output": output, **slots.outputs()}
+
+
+def check_all_filled(call: KernelCall) -> None:
+    """Raise Refused for an empty sequence, unless the call says `allow_empty`: on an H200 the kernel never
+    came back from lengths 0, 65, 70."""
+    offsets = call.tensors["cu_seqlens"]
+    lengths = (offsets[1:] - offsets[:-1]).tolist()
+    if 0 in lengths and not call.options.extra.get("allow_empty"):
+        raise Refused(f"sequence {lengths.index(0)} is empty: flashinfer.chunk was seen to hang on one")
 
 
 def kernel_arguments(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 import torch
-from gdncheck.capture.errors import BadInput, CannotRun
+from gdncheck.capture.errors import BadInput, CannotRun, Refused
 from gdncheck.kernels import flashinfer, flashinfer_build
 from gdncheck.kernels.interface import KernelCall, RunOptions
 
@@ -139,6 +139,17 @@ def test_gate_is_handed_over_as_linear_float32_decay():
     assert made["alpha"].max() <= 1
     assert made["beta"].dtype == torch.float32
     assert made["cu_seqlens"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("lengths", [[0, 65], [65, 0, 70], [65, 0]])
+def test_an_empty_sequence_reaches_the_kernel_that_hangs_on_it(lengths):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    call = KernelCall(tensors={"cu_seqlens": offsets})
+    with pytest.raises(Refused, match=f"sequence {lengths.index(0)} is empty"):
+        flashinfer.check_all_filled(call)
+    allowed = RunOptions(extra={"allow_empty": True})
+    flashinfer.check_all_filled(KernelCall(tensors=call.tensors, options=allowed))
+    flashinfer.check_all_filled(KernelCall(tensors={"cu_seqlens": torch.tensor([0, 1, 66])}))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is wrong where there is no GPU")
