@@ -28,7 +28,7 @@ def tuner_account(options: RunOptions, evidence: dict[str, Any]) -> Iterator[Non
     `launched`: kernel -> configuration; `pins_unused`; `compile_failures`; and, once per process, `tuners`:
     what each tuner that ran offers.
     """
-    if "triton" in sys.modules:
+    if "triton.runtime.autotuner" in sys.modules:
         autotune.install()
     with autotune.pinned(options.pins, options.tune) as launched:
         try:

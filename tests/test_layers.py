@@ -14,6 +14,8 @@ ORDER = ("reference", "capture", "kernels", "compare", "gdncheck")
 KERNEL_PACKAGES = {"triton", "fla", "vllm", "sglang", "flashinfer", "transformers", "causal_conv1d"}
 # Below these a process is a child that runs a kernel or a model, so it may import them.
 IN_CHILDREN = ("kernels", "capture")
+# A kernel itself, which workers load by its import path: nothing here may import it.
+KERNELS_BY_PATH = ("gdncheck.kernels.planted_triton",)
 
 
 def modules(layer: str) -> Iterator[Path]:
@@ -70,6 +72,18 @@ def test_the_verdict_process_would_import_a_kernel_package(layer):
         for path in modules(layer)
         for name, line, top in imported(path)
         if name.split(".")[0] in KERNEL_PACKAGES and (top or layer not in IN_CHILDREN)
+        if ".".join((*package_of(path.parent), path.stem)) not in KERNELS_BY_PATH
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("layer", ORDER)
+def test_a_kernel_that_workers_load_by_its_path_is_imported(layer):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules(layer)
+        for name, line, _ in imported(path)
+        if name in KERNELS_BY_PATH
     ]
     assert wrong == []
 

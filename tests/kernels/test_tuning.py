@@ -172,3 +172,33 @@ def test_the_bad_configuration_of_a_tuned_kernel_is_missed_or_another_is_blamed(
     assert report.first_failing.result.place.sequence == 1  # the last block is the last sequence's
     assert [p.same_bits for p in report.pinned] == [True, False, True]
     assert any("fresh tunings" in line for line in report.not_covered)
+
+
+def test_a_busy_stream_is_claimed_where_there_is_no_gpu(run):
+    (result,) = run(busy=True)
+    assert (result.status, result.evidence["busy_stream"]) == ("ok", 0)
+
+
+@pytest.mark.gpu
+def test_a_busy_stream_stands_still_or_changes_the_result(case):
+    tensors = {name: case[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")}
+    with WorkerPool(device="cuda", time_limit=120) as pool:
+        kernel = pool.open(TUNED)
+        pins = {COPY: {"BLOCK": 64}}
+        calls = [
+            KernelCall(tensors=tensors, options=RunOptions(busy=busy, pins=pins)) for busy in (False, True)
+        ]
+        quiet, beside = kernel.run(calls)
+    assert beside.evidence["busy_stream"] > 0
+    assert torch.equal(quiet.outputs["final_state"], beside.outputs["final_state"])
+
+
+@pytest.mark.gpu
+def test_a_fresh_tuning_is_not_drawn_again(case):
+    tensors = {name: case[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")}
+    with WorkerPool(device="cuda", time_limit=120) as pool:
+        kernel = pool.open(TUNED)
+        results = kernel.run([KernelCall(tensors=tensors, options=RunOptions(tune="fresh"))] * 2)
+    assert [result.status for result in results] == ["ok", "ok"]
+    assert all(result.evidence["launched"][COPY].startswith("BLOCK=") for result in results)
+    assert results[0].evidence["tuners"][0]["seconds_over_best"]
