@@ -41,11 +41,11 @@ def _apply(setup: Setup, value: str) -> Setup:
         order = list(reversed(range(len(each))))
         own = tuple(order.index(i) for i in setup.own)
         return msgspec.structs.replace(setup, case=sequences_of(case, order), own=own)
-    parts, own = _company(case, each, value, setup.seed)
+    parts, at = _company(case, each, value, setup.seed)
     return msgspec.structs.replace(
         setup,
         case=joined(parts),
-        own=tuple(own[i] for i in setup.own),
+        own=tuple(at[i] for i in setup.own),
         judged="own" if value == "poisoned" else setup.judged,
     )
 

@@ -8,6 +8,7 @@ tokens, their states rounded to the pool's dtype in between, and tier 3 asks whe
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import torch
@@ -78,15 +79,10 @@ class StochasticWitness(Witness):
         self.__dict__["is_exact"] = False
 
     def yardstick(
-        self,
-        profile: str,
-        chunk_size: int | None,
-        clauses: tuple[Clause, ...] = (),
-        *,
-        l2norm_before: bool = False,
+        self, profile: str, chunk_size: int | None, clauses: tuple[Clause, ...] = (), **options: Any
     ) -> Yardstick:
-        """The yardstick of rounding to nearest, every scale times sqrt(2)."""
-        plain = self._nearest.yardstick(profile, chunk_size, clauses, l2norm_before=l2norm_before)
+        """The yardstick of rounding to nearest, every scale times sqrt(2). options: as Witness takes them."""
+        plain = self._nearest.yardstick(profile, chunk_size, clauses, **options)
         return dataclasses.replace(plain, output=self._scaled(plain.output), state=self._scaled(plain.state))
 
     def _scaled(self, scale: Scale) -> Scale:

@@ -116,7 +116,7 @@ def digest(case: Case) -> str:
     for name in sorted(case.tensors):
         tensor = case[name].detach().cpu().contiguous()
         found.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        found.update(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+        found.update(tensor.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

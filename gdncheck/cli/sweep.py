@@ -23,7 +23,7 @@ QUIET = 15.0
 WIDTH = 100
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """`90`, `90s`, `10m`, `1.5h`: seconds above 0."""
 
     name = "duration"
