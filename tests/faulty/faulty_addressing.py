@@ -216,24 +216,28 @@ ADDRESSING = {
         {"output": lambda o, run: leak(40, 2, 1e-4)(o.float(), run)},
         tiers=(4,),
         says="silent",
+        relations="all",
         spot=Spot(("output",), (3,), (1,), lambda t: t == 40),
     ),
     "a_late_token_leaks_faintly": Fault(
         {"output": lambda o, run: leak(126, 2, 1e-4)(o.float(), run)},
         tiers=(4,),
         says="silent",
+        relations="all",
         spot=Spot(("output",), (3,), (1,), lambda t: t == 126),
     ),
     "a_row_of_the_mask_leaks_faintly": Fault(
         {"qk": through_the_mask(40, 2, 1e-4)},
         tiers=(4,),
         says="causality",
+        relations="all",
         spot=Spot(("output",), (0, 3), (1,), lambda t: t == 40),
     ),
     "a_late_row_of_the_mask_leaks_faintly": Fault(
         {"qk": through_the_mask(62, 1, 1e-4)},
         tiers=(4,),
         says="causality",
+        relations="all",
         spot=Spot(("output",), (0, 3), (1,), lambda t: t == 62),
     ),
     "output_of_a_later_token_leaks_faintly": Fault(
@@ -244,6 +248,7 @@ ADDRESSING = {
         },
         tiers=(4,),
         says="silent",
+        relations="all",
         spot=Spot(("output",), (3,), tokens=lambda t: t == 40),
     ),
     "sequence_before_leaks": Fault(

@@ -84,27 +84,34 @@ MEMORY = {
         {"output": third_call_wrong},
         tiers=(4,),
         says="run-to-run",
+        relations="all",
         spot=Spot(("output",), (3,), (1,), lambda t: t == 20, ("nan", "moves")),
     ),
     "gates_of_the_call_before": Fault({"inputs": gates_of_the_call_before}, tiers=(0, 4)),
     "lengths_of_the_call_before": Fault(
-        {"inputs": lengths_of_the_call_before}, cases=("alone",), tiers=(0, 4)
+        {"inputs": lengths_of_the_call_before}, cases=("alone",), tiers=(0, 4), relations="all"
     ),
     "last_rows_hold_the_call_before": Fault(
         {"output": stale_tail}, spot=Spot(("output",), (3,), tokens=lambda t: t >= 128)
     ),
     "last_row_holds_fresh_memory": Fault(
         {"output": fresh_tail},
+        relations="all",
         tiers=(0, 1, 2, 3, 4),
         spot=Spot(("output",), (3,), tokens=lambda t: t == 129),
     ),
     "one_entry_moves_from_call_to_call": Fault(
-        {"o": moving}, tiers=(4,), says="run-to-run", spot=Spot(("output",), classes=("moves",))
+        {"o": moving},
+        tiers=(4,),
+        says="run-to-run",
+        relations="all",
+        spot=Spot(("output",), classes=("moves",)),
     ),
     "one_state_entry_moves_from_call_to_call": Fault(
         {"final": moving_state},
         tiers=(4,),
         says="run-to-run",
+        relations="all",
         spot=Spot(("state",), (3,), (2,), classes=("moves",)),
     ),
     # Found by reruns: `test_repeats.py`.

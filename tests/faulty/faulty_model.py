@@ -55,6 +55,8 @@ class Fault:
     """What the kernel declares about itself, clause id -> value."""
     says: str = ""
     """A word that the verdict's reason must hold."""
+    relations: str = "quick"
+    """`all` where it takes more than causality and isolation to see it."""
     unseen: str = ""
     """Why no tier can see it on these cases; the verdict is then `pass`."""
 

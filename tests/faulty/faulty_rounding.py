@@ -66,6 +66,7 @@ ROUNDING = {
         {"state": lambda s, run: s if run.closes else s.bfloat16().float()},
         tiers=(4,),
         says="beta-zero",
+        relations="all",
         spot=Spot(("state",), (0, 3)),
     ),
     "scores_in_float8": Fault(

@@ -160,8 +160,7 @@ class Bench:
             witness = Witness(case)
             soundness, case = soundness_of(witness), f"case {id(witness)}"
         fault = FAULTS.get(name, SOUND)
-        # What tiers 0 to 3 must find by themselves is judged without the relations' many calls.
-        needed = "all" if name not in FAULTS or fault.unseen or 4 in fault.tiers else "quick"
+        needed = fault.relations if name in FAULTS and not fault.unseen else "all"
         chosen = Settings(**{"relations": needed, **settings})
         return diff_one(self.runner(name, case), witness, soundness, chosen)
 

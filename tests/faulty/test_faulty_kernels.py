@@ -44,14 +44,15 @@ def test_a_faulty_kernel_slips_through_or_is_misplaced(fault, case, bench):
 
 @pytest.mark.parametrize("case", [*CASES, *POOLS])
 def test_the_unbroken_chunk_kernel_is_accused(case, bench):
-    ruling = bench.judge("chunk", case).ruling
+    asked = "all" if case in ("packed", "alone", "fresh", "pool", "raw") else "quick"
+    ruling = bench.judge("chunk", case, relations=asked).ruling
     wanted = "out-of-contract" if case == RESETS else "pass"
     assert ruling.verdict == wanted, ruling.reason
 
 
 @pytest.mark.parametrize("case", ["packed", "fp32", "fresh", RESETS])
 def test_the_unbroken_recurrence_is_accused(case, bench):
-    ruling = bench.judge("recurrent", case).ruling
+    ruling = bench.judge("recurrent", case, relations="all" if case == "packed" else "quick").ruling
     assert ruling.verdict == "pass", ruling.reason
 
 
@@ -121,8 +122,8 @@ def test_a_faulty_kernel_slips_through_in_another_precision_or_shape(grid):
     dice = random.Random(grid["seed"])
     slipped = []
     with Bench(grid) as bench:
-        for name in dice.sample(GROSS, 40):
-            ruling = bench.judge(name, "packed", relations="all").ruling
+        for name in dice.sample(GROSS, 30):
+            ruling = bench.judge(name, "packed").ruling
             if ruling.verdict != "fail":
                 slipped.append(f"{name}: {ruling.verdict}: {ruling.reason}")
         ruling = bench.judge("chunk", "packed").ruling
