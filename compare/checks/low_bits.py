@@ -62,8 +62,12 @@ def _not_applicable(trial: Trial) -> str:
 
 
 def low_bits_zero(state: Tensor, bits: int, *, enough: int = ENOUGH) -> Tensor:
-    """[N, H] bool: every entry's low bits are zero, and at least `enough` entries are not zero themselves."""
+    """[N, H] bool: every finite entry's low bits are zero, and at least `enough` of them are not zero.
+
+    The low bits of NaN and Inf are zero in any format and say nothing.
+    """
     flat = state.float().contiguous().flatten(2)
     patterns = flat.view(torch.int32)
-    clean = ((patterns & ((1 << bits) - 1)) == 0).all(-1)
-    return clean & ((flat != 0).sum(-1) >= enough)
+    finite = torch.isfinite(flat)
+    clean = ((patterns & ((1 << bits) - 1) == 0) | ~finite).all(-1)
+    return clean & ((finite & (flat != 0)).sum(-1) >= enough)
