@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -76,6 +77,17 @@ def save(name: str, script: str, numbers: dict[str, Any]) -> Path:
         "machine": machine(),
         **numbers,
     }
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    path.write_text(json.dumps(plain(document), indent=2, allow_nan=False) + "\n")
     print(f"wrote bench/results/{path.name}")
     return path
+
+
+def plain(value: Any) -> Any:
+    """The same with non-finite numbers as words, which JSON has no numbers for."""
+    if isinstance(value, dict):
+        return {str(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
