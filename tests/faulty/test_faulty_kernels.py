@@ -101,7 +101,7 @@ GRID = [
             ("fp32", (32, 64), 2, 4),
             ("fp32", (64, 64), 4, 8),
             ("bf16", (128, 128), 2, 4),
-            ("bf16", (32, 32), 1, 4),
+            ("bf16", (32, 32), 2, 8),
         ],
         start=1,
     )
@@ -124,7 +124,8 @@ def test_a_faulty_kernel_slips_through_in_another_precision_or_shape(grid):
     with Bench(grid) as bench:
         for name in dice.sample(GROSS, 30):
             ruling = bench.judge(name, "packed").ruling
-            if ruling.verdict != "fail":
+            # With K unlike V a transposed state does not even multiply.
+            if ruling.verdict not in ("fail", "error"):
                 slipped.append(f"{name}: {ruling.verdict}: {ruling.reason}")
         ruling = bench.judge("chunk", "packed").ruling
     assert ruling.verdict == "pass", ruling.reason
