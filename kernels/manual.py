@@ -68,19 +68,19 @@ KINDS = {"domain": "Domain", "transform": "Transforms", "rounding": "Rounding", 
 ORDER = ("transform", "domain", "rounding", "relation")
 
 
-def versions_of(kernel: str) -> list[str | None]:
-    """The tested versions of a kernel's package, oldest first; [None] where it has none of its own."""
+def versions_of(kernel: str) -> list[str]:
+    """The tested versions of a kernel's package, oldest first; none where it has none of its own."""
     family = kernel.partition(".")[0]
     distributions = {kept.distribution for kept in KEEP if kept.family == family}
     found = [name.partition("==")[2] for name in pins() if name.partition("==")[0] in distributions]
-    return sorted(found, key=version_key) or [None]  # type: ignore[return-value]
+    return sorted(found, key=version_key)
 
 
 def contracts_of(kernel: str) -> dict[str, Contract]:
     """Version -> contract, over the tested versions."""
     adapter = registry.own_kernels()[kernel]
     found = {}
-    for version in versions_of(kernel):
+    for version in versions_of(kernel) or [None]:
         contract: Contract = adapter.contract_for(version)
         found[contract.kernel.partition("@")[2]] = contract
     return found
