@@ -116,10 +116,9 @@ def test_an_axis_is_blind(name, sweep_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in PLANTED if n != "beta_and_g_bf16"])
-def test_another_axis_is_named_where_all_are_swept(name, sweep_of):
+def test_another_axis_is_named_where_all_are_swept_by_processes(name, processes):
     expected = PLANTED[name]
-    case = expected[0]
-    check(sweep_of(name, case), expected)
+    check(processes(name, expected[0]), expected)
 
 
 FEW = {
