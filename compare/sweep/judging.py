@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import torch
@@ -34,6 +33,8 @@ from .handed import HandedWitness, StochasticWitness
 STATUS_VERDICT: dict[str, VerdictWord] = {
     "error": "error", "crash": "error", "timeout": "timeout", "refused": "skipped", "shape": "fail",
 }  # fmt: skip
+# Entries of v over all witnesses that are kept (a truth of that size takes 3 GB), and witnesses kept anyway.
+KEPT_ENTRIES, LEAST_KEPT = 200_000_000, 3
 NO_ERROR: dict[str, float | None] = {"output": None, "state": None}
 
 
@@ -46,23 +47,25 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     nonfinite: bool = False
 
 
+class _Known:
+    """A case's witness, and those for answers that came in several calls."""
+
+    def __init__(self, witness: Witness, soundness: Soundness) -> None:
+        self.witness, self.soundness = witness, soundness
+        self.handed: dict[str, Witness] = {}
+
+
 class Judge:
     """Holds the witnesses of one sweep; not of one kernel."""
 
     def __init__(self, device: str, seed: int) -> None:
         self.device, self.seed = device, seed
-        self._witnesses: dict[str, Witness] = {}
-        self._handed: dict[tuple[Any, ...], Witness] = {}
-        self._soundness: dict[str, Soundness] = {}
-
-    @property
-    def distinct_cases(self) -> int:
-        """How many truths the sweep has needed so far."""
-        return len(self._witnesses)
+        self._known: dict[str, _Known] = {}
+        """By digest, the one used longest ago first."""
 
     def soundness(self, case: Case) -> Soundness:
         """Whether the input itself is sound."""
-        return self._plain(case)[1]
+        return self._of(case).soundness
 
     def judge(self, setup: Setup, ran: Ran, info: KernelInfo, further: Sequence[Outcome] = ()) -> Judgement:
         """Rule on one run. further: outcomes that needed other runs (bits against the baseline's)."""
@@ -89,25 +92,30 @@ class Judge:
 
     def _witness(self, setup: Setup, case: Case) -> tuple[Witness, Soundness]:
         """The witness of what is judged, with the hand-over that the setup makes."""
-        plain, soundness = self._plain(case)
+        known = self._of(case)
         steps = judged_steps(setup)
         dtype = setup.state_dtype or "float32"
-        witness = plain
+        witness = known.witness
         if len(steps) > 1 or dtype != "float32":
-            key = (id(plain), str(steps), dtype)
-            if key not in self._handed:
-                self._handed[key] = HandedWitness(plain, steps, getattr(torch, dtype))
-            witness = self._handed[key]
-        return (StochasticWitness(witness) if setup.stochastic else witness), soundness
+            key = f"{dtype} {steps}"
+            if key not in known.handed:
+                known.handed[key] = HandedWitness(known.witness, steps, getattr(torch, dtype))
+            witness = known.handed[key]
+        return (StochasticWitness(witness) if setup.stochastic else witness), known.soundness
 
-    def _plain(self, case: Case) -> tuple[Witness, Soundness]:
+    def _of(self, case: Case) -> _Known:
+        """What is known of a case; the oldest go where many large ones would fill the memory."""
         key = digest(case)
-        if key not in self._witnesses:
+        known = self._known.pop(key, None)
+        if known is None:
             with threads_for(case["v"].numel()):
                 witness = Witness(case, device=self.device, seed=self.seed)
-                self._soundness[key] = soundness_of(witness)
-                self._witnesses[key] = witness
-        return self._witnesses[key], self._soundness[key]
+                known = _Known(witness, soundness_of(witness))
+        self._known[key] = known
+        entries = max(1, case["v"].numel())
+        while len(self._known) > max(LEAST_KEPT, KEPT_ENTRIES // entries):
+            self._known.pop(next(iter(self._known)))
+        return known
 
 
 def digest(case: Case) -> str:

@@ -262,3 +262,40 @@ def test_pins_of_an_interpreted_kernel_differ_in_warps_only(applied):
 def test_cast_points_do_not_survive_their_spelling():
     casts = {"w": "bf16", "u": "fp16"}
     assert rounding.casts_of(rounding.word_for(casts)) == casts
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    "deviations", [{}, {"split": "at-3"}, {"heads": "tp2"}, {"packing": "before"}], ids=str
+)
+def test_a_case_with_a_pool_is_called_without_its_states(deviations, in_place, small_case):
+    given = small_case(lengths=[7, 4], k_heads=2, v_heads=4, dims=(16, 8))
+    pool = torch.full((5, 4, 16, 8), torch.nan)
+    slots = torch.tensor([3, 1])
+    pool[slots] = given["initial_state"]
+    case = given.with_tensors(initial_state=None, pool=pool, slot_indices=slots)
+    case = case.with_tensors(has_initial_state=torch.tensor([True, True]))
+    situation = Situation(case=case, info=INFO)
+    baseline = {name: axis.baseline(situation) for name, axis in AXES.items()}
+    setup = setup_of(configuration_of(deviations, baseline), situation)
+    gathered = not setup.through_pool and deviations
+    sound = Sound(in_place=in_place and not gathered)
+    judged = Judge("cpu", 0).judge(setup, run_setup(sound, setup, INFO), INFO)
+    assert judged.ruling.verdict == "pass", judged.ruling.reason
+    assert any(
+        bool(t.any())
+        for call in sound.calls
+        for n, t in call.tensors.items()
+        if n in ("pool", "initial_state")
+    )
+
+
+def test_witnesses_of_large_cases_fill_the_memory(small_case, monkeypatch):
+    from gdncheck.compare.sweep import judging
+
+    monkeypatch.setattr(judging, "KEPT_ENTRIES", 7 * 2 * 16 * 4)
+    judge = judging.Judge("cpu", 0)
+    cases = [small_case(seed=seed) for seed in range(8)]
+    for case in [*cases, *cases]:
+        assert judge.soundness(case).sound
+    assert len(judge._known) == 4
