@@ -80,7 +80,8 @@ def contracts_of(kernel: str) -> dict[str, Contract]:
     """Version -> contract, over the tested versions."""
     adapter = registry.own_kernels()[kernel]
     found = {}
-    for version in versions_of(kernel) or [None]:
+    versions: list[str | None] = [*versions_of(kernel)]
+    for version in versions or [None]:
         contract: Contract = adapter.contract_for(version)
         found[contract.kernel.partition("@")[2]] = contract
     return found
