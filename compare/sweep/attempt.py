@@ -41,6 +41,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The first fault is a NaN or an infinity that the truth has not."""
     own_sequences: tuple[int, ...] = ()
     """Where the case's own sequences stand in the call, in the case's order."""
+    contract_differences: tuple[str, ...] = ()
+    """Declared departures without which it would not agree with the truth, in words."""
     error: dict[str, float | None] = {}
     margins: Margins = Margins()
     exercised: dict[str, str] = {}

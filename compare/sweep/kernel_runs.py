@@ -218,6 +218,7 @@ class KernelRuns:
             place=None if judgement is None else judgement.place,
             nonfinite=judgement is not None and judgement.nonfinite,
             own_sequences=() if setup is None else setup.own,
+            contract_differences=() if ruling is None else tuple(d.text for d in ruling.contract_differences),
             error={} if ruling is None else ruling.error,
             margins=Margins() if judgement is None else judgement.margins,
             exercised=proofs or {},

@@ -68,6 +68,9 @@ def lines_of(sweep: KernelSweep) -> Iterator[Text]:
     yield Text(f"{head}: {size}", style="bold")
     yield from matrix(sweep)
     yield from _margins(sweep)
+    under_contract = dict.fromkeys(d for a in sweep.attempts for d in a.contract_differences)
+    if under_contract:
+        yield Text(f"under its contract only: {'; '.join(under_contract)}")
     for finding in sweep.findings:
         yield from explained(finding)
     if not sweep.findings:

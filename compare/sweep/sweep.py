@@ -82,7 +82,8 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
             return 3
         if any(a.verdict in FAILING for a in attempts):
             return 1
-        return int(self.strict and any(a.verdict == "suspect" for a in attempts))
+        loose = any(a.verdict == "suspect" or a.contract_differences for a in attempts)
+        return int(self.strict and loose)
 
 
 def sweep(
@@ -251,7 +252,7 @@ class _Job(msgspec.Struct, frozen=True):
             say=self.progress,
         )
         search.run(self.depth)
-        if self.progress is not None:
+        if self.progress is not None and any(a.failed for a in search.attempts):
             self.progress(f"{info.name}: confirming and reducing what failed", 0, None)
         findings = findings_of(search)
         for finding in findings:
