@@ -1,8 +1,8 @@
 """Specificity: sound kernels on numbered in-domain cases; a `fail` is a false alarm, the worst bug.
 
 Every judgement goes through the whole of `session` and `judge`; the fourteen kernels of a case share its
-truth and yardsticks, one of them is also asked the relations and the exact companion. Without --kernel they
-are the honest ones of `honest_kernels`, in this process; with --kernel real ones, in workers.
+truth and yardsticks; one of them, in every second case, is also asked the relations and the companion.
+Without --kernel they are the honest ones of `honest_kernels`, in this process; with --kernel real ones.
 
 The log has one JSON line per case and is resumed: a run that was cut goes on where it stopped. Results:
 bench/results/NAME.json.
@@ -32,8 +32,8 @@ from honest_cases import arguments, case_number
 from honest_kernels import InProcess, roster
 from record import save
 
-# Kernels of a roster, by position, that are asked the relations and the companion too; which one turns.
-WITH_RELATIONS = 1
+# One case in so many has a kernel that is asked the relations and the companion too; which kernel, turns.
+RELATIONS_EVERY = 2
 QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 RATIOS = ("output_rms_ratio", "output_max_ratio", "state_rms_ratio", "state_max_ratio", "error_over_bound")
 ALARMS = ("fail", "suspect", "error", "timeout", "out-of-contract")
@@ -46,8 +46,8 @@ def judge_case(number: int, seed: int, *, device: str = "cpu") -> dict[str, Any]
     family = arguments(number, seed)["family"]
     kernels = roster(number, seed, family=family, dtype=case["v"].dtype, device=device)
     runners = [InProcess(kernel, device) for kernel in kernels]
-    asked = {(number + step) % len(runners) for step in range(WITH_RELATIONS)}
-    relations = ["all" if place in asked else "none" for place in range(len(runners))]
+    turn = number // RELATIONS_EVERY % len(runners) if number % RELATIONS_EVERY == 0 else None
+    relations = ["all" if place == turn else "none" for place in range(len(runners))]
     rows = judge_runners(case, runners, relations, device=device)
     for row, kernel in zip(rows, kernels, strict=True):
         row["profile"] = kernel.declares or "undeclared"

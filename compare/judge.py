@@ -150,8 +150,8 @@ def _pass(trial: Trial, ordered: list[Outcome]) -> Ruling:
         peak = max(n.get("output_max_ratio", 0.0), n.get("state_max_ratio", 0.0))
         reason = (
             f"every tile errs as its precision ({n['profile']}) explains: at most {number(rms)} times "
-            f"the emulation in RMS (limit {emulation_ratio.RMS_LIMIT}), {number(peak)} in the largest entry "
-            f"(limit {emulation_ratio.MAX_LIMIT:g})"
+            f"the emulation in RMS (limit {number(n['rms_limit'])}), {number(peak)} in the largest entry "
+            f"(limit {number(n['max_limit'])})"
         )
     if differences:
         reason += f"; under its contract only: {'; '.join(d.text for d in differences)}"

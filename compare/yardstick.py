@@ -17,6 +17,7 @@ from ..reference.emulation import EmulationResult, emulate_chunk
 from ..reference.emulation_recurrent import emulate_recurrent
 from ..reference.precision import Precision, Solve, precision_for
 from ..reference.variants import Variant, honest_variants
+from .draws import draws_of_rows, draws_of_states
 from .inputs import Inputs
 from .tiles import Pools, TileMap, pool_small, row_errors, sum_over_tiles, tile_errors
 
@@ -26,13 +27,20 @@ VARIANTS = 8
 WORK_PER_CPU_DRAW = 2e9
 FEW_VARIANTS = 2
 U32 = 2.0**-24
+# Bias of ex2.approx per token. fla.recurrent and vllm.recurrent on an H200 erred by 1.4e-8 a token (688
+# tokens of slow decay; bench/results/h200-matrix.json), so twice that.
+FAST_EXP_BIAS = 2.0**-25
 # Roundings of a decay: of G twice (G_i - G_j), of exp, and of the product that it enters.
 DECAY_ROUNDINGS = 4.0
+# Relative errors below this are of float32 roundings only: narrower operands err by 2^-12 and more.
+FLOAT32_SIZED = 2.0**-16
 # The profile of a kernel that declares none: its chunk size and its inverse are unknown too, so the honest
 # error is the largest over the usual ones.
 GENERIC = "generic"
 OTHER_CHUNKS = (16, 32, 128)
 OTHER_SOLVES: tuple[Solve, ...] = ("substitution", "direct")
+# Rounding tables of known kernels that differ from the generic one where beta or k beta is rounded.
+OTHER_TABLES = ("fla-0.4", "vllm-0.19", "vllm-cpu")
 # In float32 an inverse by doubling errs up to 650 times more than these on realistic inputs and 1e44 times on
 # nearly parallel keys, which would excuse anything: it counts for narrow dtypes only, where the rounding of
 # operands hides it on ordinary keys, and up to so many times what the others err. A kernel that needs more
@@ -58,6 +66,10 @@ class Scale:
     """[R, H]."""
     blown: Tensor
     """[R, H] bool: an honest run is not finite there."""
+    draws: Tensor
+    """[P, H] independent roundings that make a pool's error (`draws`)."""
+    few: Tensor
+    """[P, H] bool: the honest error comes from few float32 roundings, so it is far from a mean over many."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +97,18 @@ def measure(
     chunk_size: int | None,
     seed: int = 0,
     l2norm_before: bool = False,
+    device: str | None = None,
     make: Callable[[HonestRun], EmulationResult] | None = None,
 ) -> Yardstick:
     """Run the emulation and its honest variants and keep the largest error per tile.
 
     truth: (output, final state), float64, of these inputs. chunk_size None: the recurrent algorithm.
     l2norm_before: raw q and k reach the kernel normalised and rounded to their dtype, whatever its profile.
+    device: where the kernel ran, whose arithmetic counts (tf32 exists on `cuda` only), wherever this is
+    computed; None: the inputs' own.
     make: how a run is made; None: in one call.
     """
-    runs = honest_runs(inputs, profile, chunk_size, seed, l2norm_before=l2norm_before)
+    runs = honest_runs(inputs, profile, chunk_size, seed, l2norm_before=l2norm_before, device=device)
     scales = [Growing(m, t) for m, t in zip(maps, truth, strict=True)]
     plain_state: Tensor | None = None
     for run in runs:
@@ -103,18 +118,24 @@ def measure(
         scales[0].add(result.output, cap=run.cap)
         scales[1].add(result.final_state, cap=run.cap)
     assert plain_state is not None
-    floors = decay_floors(inputs, *maps) if inputs.g.ndim == 2 else (None, None)
-    output, state = (s.scale(floor) for s, floor in zip(scales, floors, strict=True))
+    tokenwise = chunk_size is None and device == "cuda"
+    floors = decay_floors(inputs, *maps, fast_exp=tokenwise) if inputs.g.ndim == 2 else (None, None)
+    float32 = inputs.v.dtype == torch.float32 and "tf32" not in runs[0].precision.dots.values()
+    output, state = (s.scale(floor, float32=float32) for s, floor in zip(scales, floors, strict=True))
     return Yardstick(profile, chunk_size, output, state, len(runs), plain_state)
 
 
-def decay_floors(inputs: Inputs, output: TileMap, state: TileMap) -> tuple[Tensor, Tensor]:
+def decay_floors(
+    inputs: Inputs, output: TileMap, state: TileMap, *, fast_exp: bool = False
+) -> tuple[Tensor, Tensor]:
     """[M, H] relative error per tile that a few float32 scalars alone may cause, for output and state.
 
     A cumulative log decay G is off by u32 |G|, and so is every factor exp(G) made of it, relatively: one
     scalar for a whole row or state, which a handful of emulations may all happen to hit, and the state hands
     it on to later chunks. A state that is decayed token by token is off by sqrt(T) u32 besides. A dot product
     over K is off by sqrt(K) u32, and where keys are nearly parallel all of a tile's are off by the same.
+    fast_exp: a GPU decays the state token by token by ex2.approx, whose error (2^-22.5 at most, PTX ISA) is
+    the same at every token of like decay, so it adds up over the tokens that the state remembers.
     """
     size = torch.where(inputs.g == -torch.inf, RESET_LOG_DECAY, inputs.g.double()).abs()
     in_chunk = sum_over_tiles(size, output)
@@ -123,6 +144,8 @@ def decay_floors(inputs: Inputs, output: TileMap, state: TileMap) -> tuple[Tenso
     index = output.sequence[:, None].expand_as(in_chunk)
     in_sequence.scatter_reduce_(0, index, in_chunk, "amax")
     floor = U32 * (DECAY_ROUNDINGS * (1 + in_sequence) + length + inputs.q.shape[-1] ** 0.5)
+    if fast_exp:
+        floor = floor + FAST_EXP_BIAS * remembered(size, inputs.cu_seqlens)
     return floor[output.sequence], floor
 
 
@@ -139,11 +162,14 @@ class Growing:
         self.row_square = truth.new_zeros(rows, heads)
         self.row_peak = torch.zeros_like(self.row_square)
         self.blown = torch.zeros(rows, heads, dtype=torch.bool, device=truth.device)
+        self.draws: Tensor | None = None
 
     def add(self, result: Tensor, *, cap: float | None = None) -> None:
         """Take in one run. cap: it counts up to so many times what the runs before it err."""
         rows = row_errors(result, self.truth)
         tiles = tile_errors(rows, self.tiles)
+        if self.draws is None:
+            self.draws = self._draws(result)
         fresh = [
             self.pools.rms(tiles.rms, tiles.entries),
             self.pools.peak(tiles.peak),
@@ -158,13 +184,26 @@ class Growing:
         self.rms, self.peak, row_norm, self.row_peak = map(torch.maximum, fresh, known)
         self.row_square = row_norm.square()
 
-    def scale(self, relative_floor: Tensor | None) -> Scale:
-        """relative_floor: [M, H] error of a tile's entries, relative to their truth, honest in any case."""
+    def _draws(self, result: Tensor) -> Tensor:
+        """[P, H], from the first run. A state is a matrix whose error has few directions."""
+        heads = self.truth.shape[1]
+        if self.truth.ndim < 4:
+            return draws_of_rows(self.pools.rows, self.pools.entries)[:, None].expand(-1, heads)
+        per_row = draws_of_states(result.to(self.truth.dtype) - self.truth)
+        per_tile = sum_over_tiles(per_row, self.tiles)
+        total = per_tile.new_zeros(self.pools.n_pools, heads)
+        return total.index_add_(0, self.pools.pool_of_tile, per_tile)
+
+    def scale(self, relative_floor: Tensor | None, *, float32: bool = False) -> Scale:
+        """relative_floor: [M, H] error of a tile's entries, relative to their truth, honest in any case.
+
+        float32: the kernel rounds to nothing narrower between input and output.
+        """
         row_rms = (self.row_square / max(1, self.entries)).sqrt()
         rms, peak, row_peak = self.rms, self.peak, self.row_peak
+        own = row_errors(self.truth, self.truth)
+        truth = tile_errors(own, self.tiles)
         if relative_floor is not None:
-            own = row_errors(self.truth, self.truth)
-            truth = tile_errors(own, self.tiles)
             # A decay that is off scales a whole row: its largest entry as well as its RMS.
             rms = torch.maximum(rms, self.pools.rms(relative_floor * truth.truth_rms, truth.entries))
             peak = torch.maximum(peak, self.pools.peak(relative_floor * truth.truth_peak))
@@ -172,7 +211,21 @@ class Growing:
             row_truth = (own.truth_square / max(1, self.entries)).sqrt()
             row_rms = torch.maximum(row_rms, floor_of_row * row_truth)
             row_peak = torch.maximum(row_peak, floor_of_row * own.truth_peak)
-        return Scale(self.tiles, self.pools, rms, peak, row_rms, row_peak, self.blown)
+        few = rms <= FLOAT32_SIZED * self.pools.rms(truth.truth_rms, truth.entries)
+        assert self.draws is not None
+        return Scale(
+            self.tiles, self.pools, rms, peak, row_rms, row_peak, self.blown, self.draws, few | float32
+        )
+
+
+def remembered(log_decay: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """[N, H] tokens over which a sequence's state keeps what was written: 1/mean(-g), its length at most.
+
+    log_decay: [T, H], natural log without its sign.
+    """
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).double()[:, None]
+    ends = torch.cat([torch.zeros_like(log_decay[:1]), log_decay.cumsum(0)])[cu_seqlens]
+    return lengths.minimum(lengths / (ends[1:] - ends[:-1]).clamp(min=1e-300))
 
 
 class HonestRun:
@@ -213,10 +266,16 @@ class HonestRun:
 
 
 def honest_runs(
-    inputs: Inputs, profile: str, chunk_size: int | None, seed: int, *, l2norm_before: bool = False
+    inputs: Inputs,
+    profile: str,
+    chunk_size: int | None,
+    seed: int,
+    *,
+    l2norm_before: bool = False,
+    device: str | None = None,
 ) -> list[HonestRun]:
     """The plain emulation first, then its honest variants, none of them made yet."""
-    device = inputs.device.type
+    device = device or inputs.device.type
     precision = precision_for(profile, device=device, chunk_size=chunk_size)
     if l2norm_before:
         precision = precision.with_casts(l2norm="native")
@@ -234,6 +293,9 @@ def honest_runs(
         recurrent = precision_for("fla-recurrent", device=device)
         runs += [HonestRun(inputs, recurrent, None, variant) for variant in (None, *honest_variants(1, seed))]
     elif unknown:
+        # Where it rounds is unknown too, and in a short sequence each rounding is a draw of its own.
+        tables = (precision_for(name, device=device, chunk_size=chunk_size) for name in OTHER_TABLES)
+        runs += [HonestRun(inputs, table, chunk_size, None) for table in tables]
         doubling = replace(precision, solve="doubling")
         runs.append(HonestRun(inputs, doubling, chunk_size, variants[1], cap=DOUBLING_CAP))
     return runs

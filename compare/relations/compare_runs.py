@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import Promise
-from ..checks.emulation_ratio import MAX_LIMIT, RMS_LIMIT, widening
+from ..checks.emulation_ratio import FEW_ROUNDINGS, MAX_LIMIT, RMS_LIMIT, widening
+from ..draws import draws_of_rows
 from ..nonfinite import class_of, place_of_row
 from ..report_words import full
 from ..tiles import TileMap, max_over_tiles, row_errors, sum_over_tiles
@@ -175,22 +176,18 @@ def _beyond(
     if trial.witness.inputs.g.ndim == 3:
         return peak > 0, largest
     scale = trial.yardstick.of(name)
-    wide = _widening(entries[:, :1], errors.entries, base.device)
     honest = TWO_RUNS * abs(expected.factor)
     pool = scale.pools.pool_of_tile
+    # Rows are compared that may be a part of their tile; a state is compared whole.
+    rows = entries / max(1, errors.entries)
+    draws = scale.draws[pool] if base.ndim == 4 else draws_of_rows(rows, entries)
+    wide = widening(draws.clamp(min=1)) * torch.where(scale.few, FEW_ROUNDINGS, 1.0)[pool]
     beyond = (rms > RMS_LIMIT * wide * honest * scale.rms[pool]) & (peak > 0)
     return beyond | (peak > MAX_LIMIT * wide * honest * _tile_peak(scale)), largest
 
 
 def _tile_peak(scale: Scale) -> Tensor:
     return scale.peak[scale.pools.pool_of_tile]
-
-
-def _widening(entries: Tensor, per_row: int, device: torch.device) -> Tensor:
-    sizes = [(int(n) // max(1, per_row), int(n)) for n in entries.flatten().tolist()]
-    return torch.tensor(
-        [widening(max(1, r), max(1, n)) for r, n in sizes], dtype=torch.float64, device=device
-    )[:, None]
 
 
 def _first(

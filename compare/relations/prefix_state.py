@@ -136,6 +136,7 @@ def _honest(trial: Trial, numbers: list[int], longer: Inputs, ends: list[int]) -
         profile=trial.profile,
         chunk_size=trial.capabilities_chunk,
         l2norm_before=longer.l2norm and trial.info.capabilities.l2norm == "before",
+        device=trial.device_type,
     )
     n_rows = longer.q.shape[-1]
     rows = torch.stack([honest.output.row_rms[end - n_rows : end].square().mean(0).sqrt() for end in ends])
