@@ -250,8 +250,8 @@ def error_bounds(
     write = size.beta.abs() * size.k
     bound = scan(size.decay, write * size.v, size.start, cu_seqlens)
     residual = size.v + size.k * bound
-    # A cumulative log decay G, kept in float32, is off by u |G|; so is every factor exp(G), relatively, and by
-    # exp's own error besides (2^-22.5 for a GPU's ex2.approx).
+    # A cumulative log decay G, kept in float32, is off by u |G|; so is every factor exp(G), relatively, and
+    # by exp's own error besides (2^-22.5 for a GPU's ex2.approx).
     decays = DECAY_ROUNDINGS * roundoffs.accumulate * (1 + _chunk_decay(size.decay.log(), cu_seqlens))
     spread = PROBABILISTIC_C * q.shape[-1] ** 0.5 * roundoffs.accumulate
     # A raw key is normalised by the kernel and rounded: one more operand rounding.
@@ -263,7 +263,8 @@ def error_bounds(
         + roundoffs.stored_state * bound
         + decays * (bound + write * residual)
     )
-    start = torch.zeros_like(size.start) + (roundoffs.state + roundoffs.stored_state) * size.start
+    # An operand of the call may be off by an ulp, two round-offs, also where nothing else happens to it.
+    start = torch.zeros_like(size.start) + (2 * roundoffs.state + roundoffs.stored_state) * size.start
     # What passes through one chunk's products before it cancels: every write, not only what is left.
     written = scan(size.decay, write * residual, size.start, cu_seqlens)
     lost = _Lost(roundoffs, q.shape[-1], v.shape[-1])
