@@ -81,7 +81,7 @@ def _fits(trial: Trial, base: Inputs, entry: Entry) -> bool:
         maps = (trial.witness.output_tiles(trial.capabilities_chunk), trial.witness.state_tiles)
         candidate.__dict__["yardstick"] = measure(
             _as_stored(entry.inputs(base), base), true, maps, profile=trial.profile,
-            chunk_size=trial.capabilities_chunk, seed=trial.witness.seed,
+            chunk_size=trial.capabilities_chunk, seed=trial.witness.seed, device=trial.device_type,
         )  # fmt: skip
     return emulation_ratio.against(candidate, candidate.measure(true)).status == "ok"
 

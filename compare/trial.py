@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels.contract import Clause
 from ..kernels.interface import KernelInfo
-from ..reference.bounds import Roundoffs, smallest_error
+from ..reference.bounds import ErrorBounds, Roundoffs, StateBounds, smallest_error
 from ..reference.precision import precision_for
 from .clauses import transforms_of
 from .nonfinite import NonFinite, compare_masks
@@ -87,6 +87,16 @@ class Trial:
         """The truth under the kernel's clauses."""
         return self.witness.truth(self.clauses)
 
+    @property
+    def state_bounds(self) -> StateBounds:
+        """Tier 1, under the kernel's clauses: a floored decay keeps what the pure one forgets."""
+        return self.witness.state_bounds(self.clauses)
+
+    @property
+    def error_bounds(self) -> ErrorBounds:
+        """Tier 2, under the kernel's clauses and with its round-offs."""
+        return self.witness.error_bounds(self.roundoffs, self.clauses)
+
     @cached_property
     def measured(self) -> dict[str, Measured]:
         """`output` and, where one was returned, `state`."""
@@ -113,7 +123,11 @@ class Trial:
     def yardstick(self) -> Yardstick:
         before = self.info.capabilities.l2norm == "before"
         return self.witness.yardstick(
-            self.profile, self.capabilities_chunk, self.clauses, l2norm_before=before
+            self.profile,
+            self.capabilities_chunk,
+            self.clauses,
+            l2norm_before=before,
+            device=self.device_type,
         )
 
     @cached_property

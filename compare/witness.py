@@ -28,6 +28,11 @@ DEFAULT_CHUNK = 64
 Pair = tuple[Tensor, Tensor]
 
 
+def named(clauses: tuple[Clause, ...]) -> tuple[str, ...]:
+    """Clauses as a key: contracts hold values that cannot be hashed."""
+    return tuple(f"{c.id}={c.value}" for c in clauses)
+
+
 class Witness:
     """What is true of one case; tensors on the device of the verdict."""
 
@@ -38,7 +43,8 @@ class Witness:
         self._truths: dict[tuple[str, ...], Pair] = {}
         self._yardsticks: dict[tuple[object, ...], Yardstick] = {}
         self._output_maps: dict[int, TileMap] = {}
-        self._error_bounds: dict[Roundoffs, ErrorBounds] = {}
+        self._state_bounds: dict[tuple[str, ...], StateBounds] = {}
+        self._error_bounds: dict[tuple[Roundoffs, tuple[str, ...]], ErrorBounds] = {}
         # What others measure once per case (the stages' yardsticks), under keys of their own.
         self.kept: dict[tuple[object, ...], object] = {}
 
@@ -55,7 +61,7 @@ class Witness:
 
     def truth(self, clauses: tuple[Clause, ...] = ()) -> Pair:
         """(output [T, HV, V], final state [N, HV, K, V]) in float64, pure or under transform clauses."""
-        key = tuple(f"{c.id}={c.value}" for c in clauses)
+        key = named(clauses)
         if key not in self._truths:
             output, state = truth(**self.inputs_under(clauses).keywords())
             self._truths[key] = (output, state)
@@ -92,16 +98,21 @@ class Witness:
     def state_tiles(self) -> TileMap:
         return map_states(self.inputs.n_sequences, self.device)
 
-    @cached_property
-    def state_bounds(self) -> StateBounds:
-        """Tier 1; only for finite inputs."""
-        return state_bounds(**self.inputs.keywords())
+    def state_bounds(self, clauses: tuple[Clause, ...] = ()) -> StateBounds:
+        """Tier 1, of the function that the clauses declare; only for finite inputs."""
+        key = named(clauses)
+        if key not in self._state_bounds:
+            self._state_bounds[key] = state_bounds(**self.inputs_under(clauses).keywords())
+        return self._state_bounds[key]
 
-    def error_bounds(self, roundoffs: Roundoffs) -> ErrorBounds:
-        """Tier 2; only for finite inputs."""
-        if roundoffs not in self._error_bounds:
-            self._error_bounds[roundoffs] = error_bounds(**self.inputs.keywords(), roundoffs=roundoffs)
-        return self._error_bounds[roundoffs]
+    def error_bounds(self, roundoffs: Roundoffs, clauses: tuple[Clause, ...] = ()) -> ErrorBounds:
+        """Tier 2, of the function that the clauses declare; only for finite inputs."""
+        key = (roundoffs, named(clauses))
+        if key not in self._error_bounds:
+            self._error_bounds[key] = error_bounds(
+                **self.inputs_under(clauses).keywords(), roundoffs=roundoffs
+            )
+        return self._error_bounds[key]
 
     def yardstick(
         self,
@@ -110,13 +121,14 @@ class Witness:
         clauses: tuple[Clause, ...] = (),
         *,
         l2norm_before: bool = False,
+        device: str | None = None,
     ) -> Yardstick:
         """Tier 3's denominators for a precision profile and algorithm.
 
-        l2norm_before: the kernel is handed raw q and k normalised and rounded.
+        l2norm_before: the kernel is handed raw q and k normalised and rounded. device: where the kernel ran.
         """
         l2norm_before = l2norm_before and self.inputs.l2norm
-        key = (profile, chunk_size, tuple(f"{c.id}={c.value}" for c in clauses), l2norm_before)
+        key = (profile, chunk_size, named(clauses), l2norm_before, device)
         if key not in self._yardsticks:
             self._yardsticks[key] = measure(
                 self.inputs_under(clauses),
@@ -126,6 +138,7 @@ class Witness:
                 chunk_size=chunk_size,
                 seed=self.seed,
                 l2norm_before=l2norm_before,
+                device=device,
                 make=self.honest_result,
             )
         return self._yardsticks[key]

@@ -254,8 +254,8 @@ PROFILES: dict[str, Precision] = {
             # A is kept in bf16 before the solve, and the state update multiplies a rounded v_new.
             casts={**_FLA_CASTS, "beta": "native", "k_beta": "fp32", "kkt": "native"},
             solve="substitution",
-            source="vllm 0.32.0: csrc/cpu, chunk_gated_delta_rule_fwd_intra and _inter (bf16 operands, float32 "
-            "sums, exp to 20 ulp); the wheel has them compiled",
+            source="vllm 0.32.0: csrc/cpu, chunk_gated_delta_rule_fwd_intra and _inter (bf16 operands, "
+            "float32 sums, exp to 20 ulp); the wheel has them compiled",
         ),
         Precision("exact", arithmetic="fp64", source="no rounding: the algorithm itself, in float64"),
     )

@@ -58,7 +58,7 @@ def _outcome(trial: Trial, name: str, measured: Measured) -> Outcome:
 
 def _theorem(trial: Trial, name: str, dtype: torch.dtype, bad: Tensor) -> tuple[bool, float]:
     """Whether some bad row lies where the finite-state theorem holds, and the bound there."""
-    bounds = trial.witness.state_bounds
+    bounds = trial.state_bounds
     size = bounds.output if name == "output" else bounds.final
     holds = bounds.contracting if name == "output" else bounds.final_contracting
     proven = bad & holds & (size * (1 + 2.0**-4) < float(torch.finfo(dtype).max))

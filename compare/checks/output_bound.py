@@ -21,12 +21,12 @@ NAME, TIER = "output-bound", 1
 
 def check(trial: Trial) -> Outcome:
     """Compare each output row's norm with its bound."""
-    bounds = trial.witness.state_bounds
+    bounds = trial.state_bounds
     if not bool(bounds.contracting.any()):
         return Outcome(
             check=NAME, tier=TIER, status="not-applicable", reason="beta |k|^2 exceeds 1 from the start"
         )
-    error = trial.witness.error_bounds(trial.roundoffs).output
+    error = trial.error_bounds.output
     norm = torch.linalg.vector_norm(trial.output, dim=-1, dtype=torch.float64)
     limit = bounds.output * (1 + SLACK_ROUNDOFFS * trial.roundoffs.operand) + error
     # Smaller than anything the dtype resolves is no excess.

@@ -22,8 +22,8 @@ NAME, TIER = "running-bound", 2
 
 def check(trial: Trial) -> Outcome:
     """Compare the norms of the errors with their bounds, output rows first."""
-    bounds = trial.witness.error_bounds(trial.roundoffs)
-    domain = trial.witness.state_bounds
+    bounds = trial.error_bounds
+    domain = trial.state_bounds
     limits = {
         "output": (bounds.output, domain.contracting),
         "state": (bounds.final, domain.final_contracting),

@@ -24,8 +24,8 @@ def check(trial: Trial) -> Outcome:
     """Compare each head's final state norm with its bound."""
     if trial.state is None:
         return Outcome(check=NAME, tier=TIER, status="not-applicable", reason="no final state")
-    bounds = trial.witness.state_bounds
-    error = trial.witness.error_bounds(trial.roundoffs).final
+    bounds = trial.state_bounds
+    error = trial.error_bounds.final
     norm = torch.linalg.vector_norm(trial.state.flatten(2), dim=-1, dtype=torch.float64)
     limit = bounds.final * (1 + SLACK_ROUNDOFFS * trial.roundoffs.operand) + error
     above = bounds.final_contracting & torch.isfinite(norm) & (norm > limit)
