@@ -93,8 +93,14 @@ def neighbour_poisoned(q, k, v, g, beta, *, cu_seqlens, **call):
 
 @rule()
 def slot_stale(q, k, v, g, beta, *, initial_state, has_initial_state=None, **call):
-    """Starts from whatever the slot holds, though the sequence is fresh."""
-    return sound(q, k, v, g, beta, initial_state=initial_state, **call)
+    """Starts a fresh sequence from zeros, but for one row, which the slot's old state spoils."""
+    stale = False
+    if initial_state is not None and has_initial_state is not None:
+        fresh = ~has_initial_state.bool().view(-1, 1, 1, 1)
+        stale = bool((fresh & (initial_state != 0)).any())
+        initial_state = torch.where(fresh, 0, initial_state)
+    output, state = sound(q, k, v, g, beta, initial_state=initial_state, **call)
+    return (spoil(output, TOKEN) if stale else output), state
 
 
 @rule()
