@@ -161,7 +161,7 @@ def _alone() -> Iterator[None]:
     stock = pkgutil.extend_path
     blocked = [name for name in UNNEEDED if name not in sys.modules]
     pkgutil.extend_path = lambda path, name: path  # type: ignore[assignment]
-    sys.modules.update(dict.fromkeys(blocked))  # type: ignore[arg-type]
+    sys.modules.update(dict.fromkeys(blocked))
     try:
         yield
     finally:

@@ -217,12 +217,14 @@ class _Lost:
     def step(self, key: Tensor, residual: Tensor, written: Tensor) -> Tensor:
         """Per token: entries of u, v_new and v_decay; of w and k_beta exp(G); of a row of T; of the state."""
         operands = 3 * self.value * key + 2 * self.key * residual + self.row * (residual + written)
-        return self.entry * operands + self.stored_state
+        underflow: Tensor = self.entry * operands + self.stored_state
+        return underflow
 
     def output(self, reads: Tensor, written: Tensor) -> Tensor:
         """Per output row: the state and v_new as operands, a row of scores, the stored row."""
         operands = reads * self.value * (self.key + DECAY_STRETCH) + self.row * written
-        return self.entry * operands + self.output_entry * self.value
+        underflow: Tensor = self.entry * operands + self.output_entry * self.value
+        return underflow
 
 
 def error_bounds(

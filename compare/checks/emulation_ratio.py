@@ -44,7 +44,7 @@ NAMED_ROW = 4.0
 
 def widening(draws: Tensor) -> Tensor:
     """Factors, 1 or more, by which honest errors over so few independent draws may exceed their RMS."""
-    values, place = (draws * DRAW_STEPS).round().clamp(min=1).unique(return_inverse=True)
+    values, place = torch.unique((draws * DRAW_STEPS).round().clamp(min=1), return_inverse=True)
     factors = [_widening(value / DRAW_STEPS) for value in values.tolist()]
     return torch.tensor(factors, dtype=torch.float64, device=draws.device)[place]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-class Integers(click.ParamType):
+class Integers(click.ParamType):  # type: ignore[type-arg]  # click before 8.3 takes no argument here
     """Comma-separated integers."""
 
     name = "n,n,..."

@@ -35,7 +35,7 @@ def install(interpreter: Any) -> None:
 
     def is_bf16(handle: Any) -> bool:
         # The data's type first: it rejects nearly every tensor at the price of one comparison.
-        return handle.data.dtype == np.uint16 and handle.dtype.scalar == bf16
+        return bool(handle.data.dtype == np.uint16 and handle.dtype.scalar == bf16)
 
     def widened(handle: Any) -> Any:
         return to_float32(handle.data) if is_bf16(handle) else handle.data

@@ -88,7 +88,7 @@ class Launches:
 
 def install(interpreter: Any) -> Launches:
     """Replace `_patch_lang` and `GridExecutor.__call__`; returns the bookkeeper, one per process."""
-    known = getattr(interpreter, "_gdncheck_launches", None)
+    known: Launches | None = getattr(interpreter, "_gdncheck_launches", None)
     if known is not None:
         return known
     launches = Launches(interpreter)
