@@ -160,8 +160,8 @@ def _alone() -> Iterator[None]:
     """While it is imported, fla is the first directory of that name only, and has no layers or models."""
     stock = pkgutil.extend_path
     blocked = [name for name in UNNEEDED if name not in sys.modules]
-    pkgutil.extend_path = lambda path, name: path  # type: ignore[assignment]
-    sys.modules.update(dict.fromkeys(blocked))
+    pkgutil.extend_path = lambda path, name: path
+    sys.modules.update(dict.fromkeys(blocked))  # type: ignore[arg-type]
     try:
         yield
     finally:
