@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Modules that the benchmarks share.
-NOT_BENCHMARKS = {"run.py", "record.py", "honest_cases.py", "honest_kernels.py"}
+# Modules that the benchmarks share, and trials of the verdict that take an hour and measure no time.
+SHARED = {"run.py", "record.py", "honest_cases.py", "honest_kernels.py"}
+TRIALS = {"specificity.py", "calibrate.py"}
+NOT_BENCHMARKS = SHARED | TRIALS
 
 
 def main() -> int:
