@@ -2,7 +2,8 @@
 
 A synthetic case of T = 11,686 tokens, 16 key and 32 value heads, 128 x 128, bf16, with an initial state.
 Prints and records the verdicts of `diff`, each kernel's first call (compile and autotune included) and warm
-calls, and the time of one diff with warm workers. Results: bench/results/h200-main-job.json.
+calls, and the time of one diff with warm workers. Results: bench/results/h200-main-job.json, written
+as the run goes on.
 """
 
 from __future__ import annotations
@@ -62,32 +63,35 @@ def main() -> None:
     settings = Settings(relations="quick")
     with WorkerPool(device="cuda", time_limit=240) as pool:
         handles = [pool.begin(name) for name in KERNELS]
-        kernels = kernel_seconds(handles, case)
-        save("h200-main-job-kernels", __file__, {"tokens": TOKENS, "kernels": kernels})
+        numbers = {"tokens": TOKENS, "kernels": kernel_seconds(handles, case)}
+        save("h200-main-job", __file__, numbers)
         say("kernels timed")
-        diffs = []
+        seconds: list[float] = []
         for number in range(DIFFS):
             profile = cProfile.Profile()
             started = time.perf_counter()
             row, results = profile.runcall(
                 diff_case, case, handles, settings, asked=True, device="cuda", say=say
             )
-            diffs.append(time.perf_counter() - started)
-            say(f"diff {number}: {diffs[-1]:.2f} s")
-        pstats.Stats(profile).sort_stats("cumtime").print_stats(40)
-        report = report_of(
-            results, [row], all_layers=False, strict=False, settings=settings, seconds=diffs[-1]
-        )
-    told = document(report)
-    for result in told["results"]:
-        print(result["kernel"], result["verdict"], result["error"], result["reason"][:300])
-    for name, numbers in kernels.items():
-        print(name, numbers)
-    print("seconds of a warm diff over both kernels:", [round(s, 2) for s in diffs])
-    save(
-        "h200-main-job", __file__,
-        {"tokens": TOKENS, "kernels": kernels, "diff_seconds": spread(diffs), "diff": told},
-    )  # fmt: skip
+            seconds.append(time.perf_counter() - started)
+            say(f"diff {number}: {seconds[-1]:.2f} s")
+            report = report_of(
+                results,
+                [row],
+                all_layers=False,
+                strict=False,
+                settings=settings,
+                seconds=seconds[-1],
+                command=f"python bench/h200/{Path(__file__).name}",
+            )
+            # Saved and told after each diff: a lease may end in the next one.
+            numbers |= {"diff_seconds": spread(seconds), "diff": document(report)}
+            save("h200-main-job", __file__, numbers)
+            for result in numbers["diff"]["results"]:
+                print(
+                    result["kernel"], result["verdict"], result["error"], result["reason"][:300], flush=True
+                )
+            pstats.Stats(profile).sort_stats("cumtime").print_stats(30)
 
 
 if __name__ == "__main__":
