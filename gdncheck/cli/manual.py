@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import click
 
-from gdncheck.cli import cli
+from gdncheck.cli import CONTEXT, cli
 
 HEADER = """# Commands
 
@@ -38,7 +38,11 @@ def walk(group: click.Group, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tup
 def help_of(path: tuple[str, ...], command: click.Command) -> str:
     """The help text as `gdncheck PATH --help` prints it, at a fixed width."""
     context = click.Context(
-        command, info_name=" ".join(("gdncheck", *path)), terminal_width=WIDTH, max_content_width=WIDTH
+        command,
+        info_name=" ".join(("gdncheck", *path)),
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        help_option_names=CONTEXT["help_option_names"],
     )
     return command.get_help(context)
 

@@ -205,6 +205,8 @@ def test_split_is_printed_as_it_was_typed(typed: str, meant: Any) -> None:
 
 def test_make_capture_runs_the_command_with_its_variables(tmp_path: Path) -> None:
     variables = [f"MODEL={MODEL}", f"TOKENS={TOKENS}", "LAYERS=0,17", f"OUT={tmp_path}", "WHAT=rule"]
-    dry = subprocess.run(["make", "-n", "capture", *variables], cwd=ROOT, capture_output=True, text=True)
-    line = dry.stdout.strip().splitlines()[-1]
-    assert f"gdncheck capture {MODEL} --tokens {TOKENS} --layer 0,17 --what rule --out {tmp_path}" in line
+    # `make test` is a make itself, which would have this one tell the directories that it enters.
+    command = ["make", "--no-print-directory", "-n", "capture", *variables]
+    dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    line = f"gdncheck capture {MODEL} --tokens {TOKENS} --layer 0,17 --what rule --out {tmp_path}"
+    assert line in dry.stdout, dry.stdout + dry.stderr
