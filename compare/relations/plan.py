@@ -49,8 +49,9 @@ def _plain(plan: Callable[..., Plan]) -> Planner:
 RELATIONS: dict[str, Planner] = {
     run_to_run.NAME: _plain(run_to_run.plan),
     causality.NAME: _plain(causality.plan),
-    causality_cuts.NAME: _plain(causality_cuts.plan),
+    # Its rows are the case's own, those of the cuts are not: it says better where.
     silent_queries.NAME: _plain(silent_queries.plan),
+    causality_cuts.NAME: _plain(causality_cuts.plan),
     isolation.NAME: _plain(isolation.plan),
     fresh_memory.NAME: _plain(fresh_memory.plan),
     unowned.NAME: _plain(unowned.plan),
