@@ -284,6 +284,8 @@ def test_a_parent_that_is_interrupted_or_killed_leaves_workers_behind(how):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that a shell runs in the background is deaf to Ctrl-C, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         word, worker, heavy = parent.stdout.readline().split(maxsplit=2)
