@@ -11,20 +11,33 @@ Silent on: rounding of the hand-over, where bits are not promised.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import torch
 
 from ...kernels.interface import KernelInfo, RunResult
 from ..inputs import Inputs, take_sequences
+from ..yardstick import GENERIC, OTHER_CHUNKS
 from .expectation import Expectation, Plan, no_rows
 from .perturb import generator
 
 NAME = "split-concat"
 
 
+def chunk_of(info: KernelInfo) -> int:
+    """Tokens between which a cut moves no chunk. A kernel that declares nothing may work in any usual size,
+    and where keys are alike another chunking moves a sound result by more than two runs may differ."""
+    chunk_size = info.capabilities.default_chunk_size
+    if chunk_size is None:
+        return 1
+    declared = info.capabilities.profile or info.contract.value("precision.profile")
+    return math.lcm(chunk_size, *OTHER_CHUNKS) if declared in (None, GENERIC) else chunk_size
+
+
 def plan(inputs: Inputs, *, seed: int, info: KernelInfo) -> Plan:
     """Two calls: the heads of all sequences longer than a chunk, then their rests."""
-    step = info.capabilities.default_chunk_size or 1
+    step = chunk_of(info)
     cu = inputs.cu_seqlens.cpu()
     lengths = cu.diff()
     chosen = (lengths > step).nonzero().flatten()

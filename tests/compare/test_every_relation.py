@@ -157,6 +157,36 @@ def test_a_sound_kernel_breaks_one_on_a_hard_family(family, honest, case_of, ver
         assert verdict_on(kernel, case).verdict == "pass"
 
 
+@pytest.mark.parametrize("chunk_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_sound_kernel_that_declares_no_chunk_size_is_accused_of_how_it_is_cut(
+    seed, chunk_size, honest, case_of, verdict_on
+):
+    """On like keys another chunking moves honest bfloat16 results far."""
+
+    def chunked(*inputs, **call):
+        return honest.chunk(*inputs, chunk_size=chunk_size, **call)
+
+    case = case_of("identical-keys", lengths=[300, 70 + 30 * seed, 190], dtype="bf16", seed=seed)
+    result = verdict_on(plain(chunked), case)
+    assert result.verdict == "pass", result.ruling.reason
+    ran = [o for o in result.ruling.outcomes if o.check == "split-concat"]
+    assert ran
+    assert all(o.status == "ok" for o in ran), ran
+
+
+def plain(kernel):
+    """The kernel with the keywords that every function is called with, and no other."""
+
+    def rule(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens):
+        return kernel(
+            q, k, v, g, beta, scale=scale, initial_state=initial_state,
+            output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+        )  # fmt: skip
+
+    return rule
+
+
 def test_what_makes_no_sense_for_a_case_is_judged_all_the_same(honest, case_of, verdict_on):
     reasons = {
         o.check: o.reason
@@ -165,7 +195,8 @@ def test_what_makes_no_sense_for_a_case_is_judged_all_the_same(honest, case_of, 
     }
     assert "one head" in reasons["head-permutation"]
     assert "fewer than two" in reasons["sequence-permutation"]
-    assert "longer than 64" in reasons["split-concat"]
+    # The kernel declares no chunk size, so a cut must suit every usual one.
+    assert "longer than 128" in reasons["split-concat"]
     assert "no slots" in reasons["slot-permutation"]
     assert "one process" in reasons["across-processes"]
 
