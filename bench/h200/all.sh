@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything in one lease of ten minutes on one H200, each part with its own end, so that none eats another:
+# Everything in ten minutes of one H200, each part with its own end, so that none eats another:
 # the main job at size first and alone (its times count), then every kernel's matrix beside a thousand seeded
 # cases on FLA, then the kkt stage under every autotune configuration.
 # usage: bash bench/h200/all.sh WHEELS OUT

@@ -84,7 +84,7 @@ def main() -> None:
                 seconds=seconds[-1],
                 command=f"python bench/h200/{Path(__file__).name}",
             )
-            # Saved and told after each diff: a lease may end in the next one.
+            # Saved and told after each diff: time may end in the next one.
             numbers |= {"diff_seconds": spread(seconds), "diff": document(report)}
             save("h200-main-job", __file__, numbers)
             for result in numbers["diff"]["results"]:

@@ -207,7 +207,7 @@ def judged(kernel: KernelHandle, name: str, trialled: Trialled) -> dict[str, Any
         result = diff_one(
             runner, witness, soundness_of(witness), Settings(seed=SEED, relations=trialled.relations)
         )
-    except Exception as error:  # one bad case must not end a run on borrowed time: it is reported
+    except Exception as error:  # one bad case must not end a run: it is reported
         return head | {"verdict": "judge failed", "reason": f"{type(error).__name__}: {error}"}
     return head | line_of(result) | {"took": round(time.time() - started, 2)}
 
