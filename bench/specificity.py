@@ -209,7 +209,11 @@ def main() -> None:
         if time.monotonic() > ends:
             break
     total = summary([lines[number] for number in sorted(lines)])
-    save(chosen.name, __file__, {"seed": chosen.seed, "device": chosen.device, **total})
+    save(
+        chosen.name,
+        __file__,
+        {"seed": chosen.seed, "device": chosen.device, "first_case": min(lines), **total},
+    )
     rate = total["judgements"] / max(1e-9, total["core_seconds"])
     done = f"{total['judgements']} judgements of {total['cases']} cases"
     print(f"{done}: {total['verdicts']}; {rate:.1f} a core second")
