@@ -10,11 +10,9 @@ from typing import Any
 
 import click
 
-from gdncheck.cli.options import captures_option, run_options
+from gdncheck.cli.options import captures_option, first_option, run_options
 from gdncheck.cli.repeat import command_line
-
-# Columns of a report that goes into a file or a pipe.
-PIPE_WIDTH = 140
+from gdncheck.cli.terminal import report_console
 
 
 @click.command()
@@ -23,12 +21,7 @@ PIPE_WIDTH = 140
     "--layer", type=click.IntRange(min=0), metavar="N", help="All captured calls of this layer, in order."
 )
 @captures_option
-@click.option(
-    "--first",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Judge the first N tokens of the first sequence only (for kernels that are slow here).",
-)
+@first_option
 @click.option(
     "--relations",
     type=click.Choice(["auto", "none", "quick", "all"]),
@@ -116,17 +109,13 @@ def diff(
 
 def _print(report: Any, *, as_json: bool, out: str | None) -> None:
     """The report on stdout, and in files where asked."""
-    from rich.console import Console
-
     from gdncheck.compare.jsonout import dumps
     from gdncheck.compare.report import print_report
 
     if as_json:
         click.echo(dumps(report))
     else:
-        console = Console()
-        # A pipe has no width; tables need one that holds a row.
-        print_report(report, console if console.is_terminal else Console(width=PIPE_WIDTH))
+        print_report(report, report_console())
     if out is not None:
         from gdncheck.compare.report import write_report
 

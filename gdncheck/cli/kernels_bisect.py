@@ -12,6 +12,7 @@ import click
 from gdncheck.cli.options import (
     cache_option,
     device_option,
+    first_option,
     json_option,
     seed_option,
     source_option,
@@ -26,12 +27,7 @@ from gdncheck.cli.repeat import command_line
 @click.option("--good", required=True, metavar="END", help="Version, or git:REV, with the right verdict.")
 @click.option("--bad", required=True, metavar="END", help="Version, or git:REV, with the other verdict.")
 @click.option("--offline", is_flag=True, help="Only versions in the cache or installed; fetch nothing.")
-@click.option(
-    "--first",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Judge the first N tokens of the first sequence only (for kernels that are slow here).",
-)
+@first_option
 @click.option(
     "--relations",
     type=click.Choice(["auto", "none", "quick", "all"]),

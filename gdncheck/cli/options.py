@@ -34,6 +34,11 @@ captures_option = click.option(
     show_default=True, help="Directory of captured cases.",
 )  # fmt: skip
 
+first_option = click.option(
+    "--first", type=click.IntRange(min=1), metavar="N",
+    help="Judge the first N tokens of the first sequence only (for kernels that are slow here).",
+)  # fmt: skip
+
 cache_option = click.option(
     "--cache", "cache_dir", type=click.Path(file_okay=False), envvar="GDNCHECK_CACHE", metavar="DIR",
     help="Directory of fetched versions. Default: $GDNCHECK_CACHE, else ~/.cache/gdncheck.",

@@ -12,8 +12,8 @@ import click
 
 from gdncheck.cli.options import captures_option, run_options
 from gdncheck.cli.repeat import command_line
+from gdncheck.cli.terminal import report_console
 
-PIPE_WIDTH = 140
 PIN_HELP = "as KERNEL:BK=64+num_warps=4"
 
 
@@ -132,8 +132,6 @@ def repeat(
 
 
 def _print(report: Any, as_json: bool, out: str | None) -> None:
-    from rich.console import Console
-
     from gdncheck.compare.repeat_report import dumps, print_report, write_report
 
     if out is not None:
@@ -141,5 +139,4 @@ def _print(report: Any, as_json: bool, out: str | None) -> None:
     if as_json:
         click.echo(dumps(report))
         return
-    console = Console()
-    print_report(report, console if console.is_terminal else Console(width=PIPE_WIDTH))
+    print_report(report, report_console())

@@ -6,8 +6,7 @@ import click
 
 from gdncheck.cli.options import device_option, json_option, seed_option
 from gdncheck.cli.repeat import command_line
-
-PIPE_WIDTH = 140
+from gdncheck.cli.terminal import report_console
 
 
 @click.command()
@@ -35,8 +34,5 @@ def selftest(device: str, seed: int, as_json: bool) -> int:
     if as_json:
         click.echo(dumps(report))
     else:
-        from rich.console import Console
-
-        console = Console()
-        print_report(report, console if console.is_terminal else Console(width=PIPE_WIDTH))
+        print_report(report, report_console())
     return report.exit_status

@@ -16,6 +16,7 @@ import click
 
 from gdncheck.cli.options import captures_option, run_options
 from gdncheck.cli.repeat import command_line
+from gdncheck.cli.terminal import report_console
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Seconds between two lines of progress where stderr is no terminal.
@@ -163,15 +164,12 @@ def sweep(
 
 def _print(report: Any, *, as_json: bool, out: str | None) -> None:
     """The report on stdout, and in files where asked."""
-    from rich.console import Console
-
     from gdncheck.compare.sweep.jsonout import dumps
     from gdncheck.compare.sweep.report import print_report, write_report
 
     if as_json:
         click.echo(dumps(report))
     else:
-        console = Console()
-        print_report(report, console if console.is_terminal else Console(width=WIDTH))
+        print_report(report, report_console(WIDTH))
     if out is not None:
         write_report(report, Path(out))
