@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything in ten minutes of one H200, each part with its own end, so that none eats another:
 # the main job at size first and alone (its times count), then every kernel's matrix beside a thousand seeded
-# cases on FLA, then the kkt stage under every autotune configuration.
+# cases on FLA, then the kkt stage at the longest prompt beside honest kernels on the idle cores.
 # usage: bash bench/h200/all.sh WHEELS OUT
 set -u
 wheels=$1 out=$2
@@ -13,21 +13,23 @@ set +eu
 unset PYTHONSAFEPATH
 echo "set up: $SECONDS s"
 
-timeout 200 python3 bench/h200/main_job.py >"$out/main_job.log" 2>&1 &
+timeout 230 python3 bench/h200/main_job.py >"$out/main_job.log" 2>&1 &
 main=$!
 until grep -q "kernels timed" "$out/main_job.log" || ! kill -0 $main 2>/dev/null; do sleep 1; done
 echo "main job, kernels timed: $SECONDS s"
 
-for shard in 0 1 2 3; do
+for shard in 0 1 2 3 4 5 6 7; do
   GDNCHECK_TUNE=never OMP_NUM_THREADS=1 python3 bench/specificity.py --one-shape --device cuda \
-    --kernel fla.chunk@0.4.0 --kernel fla.chunk@0.6.0 --start $((shard * 250)) --cases 250 \
-    --seconds $((420 - SECONDS)) --log "$out/specificity-$shard.jsonl" --name "h200-specificity-$shard" \
+    --kernel fla.chunk@0.4.0 --kernel fla.chunk@0.6.0 --start $((shard * 125)) --cases 125 \
+    --seconds $((430 - SECONDS)) --log "$out/specificity-$shard.jsonl" --name "h200-specificity-$shard" \
     >"$out/specificity-$shard.log" 2>&1 &
 done
-python3 bench/h200/matrix.py --seconds 240 --out "$out/matrix" --name h200-matrix >"$out/matrix.log" 2>&1 &
+python3 bench/h200/matrix.py --seconds 250 --out "$out/matrix" --name h200-matrix >"$out/matrix.log" 2>&1 &
 matrix=$!
 wait $matrix
 echo "matrix: $SECONDS s"
-timeout $((585 - SECONDS)) python3 bench/h200/autotune_kkt.py --seconds $((575 - SECONDS)) \
-  --work "$out/kkt" >"$out/autotune_kkt.log" 2>&1
+OMP_NUM_THREADS=1 python3 bench/specificity.py --start 1596 --cases 2200 --processes 12 \
+  --seconds $((570 - SECONDS)) --log "$out/honest.jsonl" --name specificity-cpu-2 >"$out/honest.log" 2>&1 &
+timeout $((585 - SECONDS)) python3 bench/h200/autotune_kkt.py --only vllm-0.19.1 --tokens 11686 --tunings 10 \
+  --seconds $((572 - SECONDS)) --work "$out/kkt" --name h200-autotune-kkt-long >"$out/autotune_kkt.log" 2>&1
 echo "autotune: $SECONDS s"
