@@ -9,86 +9,22 @@ Leaves to others: the stand-ins (`standins.sglang`), its FlashInfer, CuTe and CP
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
-import msgspec
-import torch
 from torch import Tensor
 
-from ..capture.errors import CannotRun, Refused
+from ..capture.errors import Refused
 from . import autotune, layouts
 from .contract import Capabilities, Contract
 from .contracts_engines import sglang_chunk, sglang_recurrent
-from .engine_call import (
-    check_no_empty,
-    check_rule_call,
-    prepare_triton,
-    prepared_qk,
-    rounded_beta,
-    scale_of,
-)
-from .interface import KernelCall, KernelInfo
+from .engine_call import check_no_empty, check_rule_call, rounded_beta
+from .interface import KernelCall
+from .sglang_kernel import SglangKernel
 from .slots import SlotView
 
 CHUNK = 64
 LARGEST_KEY = 256
 
 
-class _SglangKernel:
-    """What both kernels share: loading the folder that comes first on sys.path."""
-
-    package = "sglang"
-    op = ""
-    submodule = ""
-    capabilities: Capabilities
-
-    def __init__(self, version: str | None = None) -> None:
-        """Import the kernels. Raises CannotRun where their layout is unknown."""
-        from .standins import sglang as standins
-        from .standins.modules import missing_part
-
-        self.version = version
-        name = "sglang" if version is None else f"sglang@{version}"
-        self.interpreted = prepare_triton()
-        self.root, self.folder = standins.install(name)
-        try:
-            self.module = import_module(f"{self.folder}.{self.submodule}")
-            self.utils = import_module(f"{self.folder}.utils")
-        except ModuleNotFoundError as error:
-            raise missing_part(error, name) from error
-        self.evidence: dict[str, Any] = {}
-
-    def describe(self) -> KernelInfo:
-        name = f"sglang.{self.op}" + (f"@{self.version}" if self.version else "")
-        return KernelInfo(
-            name=name,
-            version=self.version,
-            capabilities=self.capabilities,
-            contract=msgspec.structs.replace(self.contract_for(self.version), kernel=name),
-            environment={"backend": "triton", "interpreted": self.interpreted, "kernels": self.folder},
-        )
-
-    @staticmethod
-    def contract_for(version: str | None) -> Contract:
-        raise CannotRun("no kernel")
-
-    def _shared(self, call: KernelCall) -> dict[str, Any]:
-        """The arguments that both kernels take alike."""
-        q, k, in_kernel = prepared_qk(call, default="in_kernel")
-        self.evidence = {"backend": "triton", "l2norm_in_kernel": in_kernel}
-        return {
-            "q": layouts.add_batch(q),
-            "k": layouts.add_batch(k),
-            "v": layouts.add_batch(call.tensors["v"]),
-            "g": layouts.add_batch(call.tensors["g"]),
-            "scale": scale_of(call),
-            "cu_seqlens": layouts.own_offsets(call.tensors["cu_seqlens"], torch.int32),
-            "use_qk_l2norm_in_kernel": in_kernel,
-        }
-
-
-class Chunk(_SglangKernel):
+class Chunk(SglangKernel):
     """`chunk_gated_delta_rule`: kkt and solve in one kernel, chunks of 64."""
 
     op, submodule = "chunk", "chunk"
@@ -116,7 +52,7 @@ class Chunk(_SglangKernel):
         check_no_empty("sglang.chunk", call)
         if call.tensors["k"].shape[-1] > LARGEST_KEY:
             raise Refused(f"sglang.chunk holds K <= {LARGEST_KEY}, not {call.tensors['k'].shape[-1]}")
-        arguments = self._shared(call)
+        arguments = self.shared(call)
         # gdn_gating stores beta as float32 after rounding it to the model's dtype.
         beta = rounded_beta(call.tensors["beta"], arguments["q"]).float()
         slots = SlotView(call.tensors, layout="VK", state_dtype=call.options.state_dtype)
@@ -131,7 +67,7 @@ class Chunk(_SglangKernel):
         return {"output": layouts.drop_batch(output), **slots.outputs()}
 
 
-class Recurrent(_SglangKernel):
+class Recurrent(SglangKernel):
     """`fused_recurrent_gated_delta_rule_update`: token by token in float32."""
 
     op, submodule = "recurrent", "fused_recurrent"
@@ -154,7 +90,7 @@ class Recurrent(_SglangKernel):
         check_rule_call("sglang.recurrent", call, self.capabilities)
         slots = SlotView(call.tensors, layout="VK", state_dtype=call.options.state_dtype)
         output = self.module.fused_recurrent_gated_delta_rule_update(
-            **self._shared(call),
+            **self.shared(call),
             beta=layouts.add_batch(call.tensors["beta"]),
             initial_state_source=slots.pool,
             initial_state_indices=slots.indices(),
