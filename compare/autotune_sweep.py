@@ -24,7 +24,8 @@ from ..capture.case import Case
 from ..capture.errors import BadInput, CannotRun
 from ..kernels.interface import KernelCall, KernelInfo
 from ..kernels.pool import KernelHandle, WorkerPool
-from .axes.autotune import SCHEDULING, WORD, pins_of, word_of
+from .axes.autotune import WORD, blockings, pins_of, word_of
+from .axes.axis import on_gpu
 from .cut import first_tokens
 from .diff import cases_of, verdict_device
 from .inputs import call_of
@@ -195,12 +196,11 @@ def _pin_each(
     say: Say,
     late: Callable[[], bool],
 ) -> tuple[list[Pinned], list[str]]:
-    environment = handle.info.environment
-    interpreted = bool(environment.get("interpreted") or environment.get("triton_interpreted"))
+    interpreted = not on_gpu(handle.info)
     found: list[Pinned] = []
     left: list[str] = []
     for tuner in tuners:
-        pins = _blockings(tuner.configurations) if interpreted else list(tuner.configurations)
+        pins = blockings(tuner.configurations) if interpreted else list(tuner.configurations)
         if interpreted and len(pins) < len(tuner.configurations):
             left.append(
                 f"{tuner.kernel}: {len(tuner.configurations)} configurations, of which the interpreter tells "
@@ -241,16 +241,6 @@ def _one_pin(
     )  # fmt: skip
 
 
-def _blockings(pins: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The distinct block sizes; one empty pin where a kernel tunes warps and stages only."""
-    found: list[dict[str, Any]] = []
-    for pin in pins:
-        blocks = {name: n for name, n in pin.items() if name not in SCHEDULING}
-        if blocks not in found:
-            found.append(blocks)
-    return [blocks for blocks in found if blocks]
-
-
 def _tune_afresh(
     handle: KernelHandle,
     bench: Bench,
@@ -263,7 +253,7 @@ def _tune_afresh(
     """Counts of what the tuners draw, the lengths taking turns so that all share the machine's moods."""
     if n == 0:
         return [], ["fresh tunings: not asked for"]
-    if not str(handle.info.environment.get("device", "cpu")).startswith("cuda"):
+    if not on_gpu(handle.info):
         return [], ["fresh tunings: a tuner times kernels on a GPU, and there is none"]
     own = bench.case.n_tokens
     calls = {length: _call_at(bench, length) for length in (*(t for t in tuned_at if t < own), own)}

@@ -102,7 +102,5 @@ def _tried(status: KernelStatus, handle: KernelHandle | GdncheckError) -> Kernel
         return msgspec.structs.replace(status, why_not=str(error))
     finally:
         handle.close()
-    # A torch kernel whose package happens to import triton is not interpreted.
-    in_triton = environment.get("triton_interpreted") and environment.get("backend") != "torch"
-    interpreted = " (interpreted)" if in_triton else ""
+    interpreted = " (interpreted)" if environment.get("interpreted") else ""
     return msgspec.structs.replace(status, runs_on=f"{environment['device']}{interpreted}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..capture.errors import BadInput, CannotRun
-from . import allocation
+from . import allocation, autotune
 from .interface import Adapter, KernelInfo
 from .protocol import KernelSpec, Open, copy_bytes
 from .searchpath import use_search_path
@@ -116,19 +116,31 @@ def _adapter_class(spec: KernelSpec) -> Any:
 
 
 def interpret_without_gpu(device: Device) -> None:
-    """Without a GPU, Triton kernels run in its interpreter, mended as soon as something imports triton."""
-    if not device.is_cuda:
-        os.environ["TRITON_INTERPRET"] = "1"
-        sys.meta_path.insert(0, TritonImport())
+    """Without a GPU, Triton kernels run in its interpreter, mended as soon as something imports triton.
+
+    With one its tuners are watched from there on, also where a kernel imports triton in its first call.
+    """
+    if device.is_cuda:
+        sys.meta_path.insert(0, TritonImport(autotune.install))
+        return
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.meta_path.insert(0, TritonImport(_mend_interpreter))
+
+
+def _mend_interpreter() -> None:
+    from .interpreter import install
+
+    install()
 
 
 class TritonImport(MetaPathFinder, Loader):
-    """Lets triton be imported as usual and mends its interpreter right after, before any kernel exists.
+    """Lets triton be imported as usual and does something right after, before any kernel exists.
 
     A kernel that needs no triton does not pay for importing it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, after: Callable[[], object]) -> None:
+        self.after = after
         self.loader: Any = None
 
     def find_spec(
@@ -151,9 +163,7 @@ class TritonImport(MetaPathFinder, Loader):
         module.__spec__.loader = module.__loader__ = self.loader
         sys.meta_path.remove(self)
         self.loader.exec_module(module)
-        from .interpreter import install
-
-        install()
+        self.after()
 
 
 def mend_triton_users() -> None:
@@ -181,7 +191,8 @@ def _environment(device: Device) -> dict[str, Any]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["triton_interpreted"] = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
+    # An adapter that knows better (a torch function whose package merely imports triton) says so itself.
+    found["interpreted"] = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
     if device.is_cuda:
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = torch.version.cuda

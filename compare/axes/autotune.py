@@ -9,6 +9,7 @@ once.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -44,11 +45,10 @@ def word_of(kernel: str, pin: dict[str, Any]) -> str:
 def _values(situation: Situation) -> list[str]:
     declared = [pin for pin in situation.info.capabilities.pins if WORD.fullmatch(pin)]
     words = [TUNER, *declared]
-    interpreted = bool(situation.info.environment.get("interpreted"))
     for tuner in situation.evidence.get("tuners", ()):
         pins: list[dict[str, Any]] = tuner["configurations"]
-        if interpreted:
-            pins = _blockings(pins)
+        if not situation.on_gpu:  # a tuner that ran there ran in the interpreter
+            pins = blockings(pins)
         if len(pins) > 1:
             words += [word_of(tuner["kernel"], pin) for pin in pins]
     if situation.on_gpu and len(words) > 1 + len(declared):
@@ -56,7 +56,7 @@ def _values(situation: Situation) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def _blockings(pins: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def blockings(pins: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The distinct block sizes; a kernel that only tunes warps and stages has none to sweep."""
     found: list[dict[str, Any]] = []
     for pin in pins:

@@ -21,6 +21,11 @@ from ..verdict import Outcome
 Fill = Literal["zeros", "nan", "huge", "tenant"]
 
 
+def on_gpu(info: KernelInfo) -> bool:
+    """Whether the kernel's worker runs on a GPU."""
+    return str(info.environment.get("device", "cpu")).startswith("cuda")
+
+
 class Situation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What an axis may look at to say which of its values make sense."""
 
@@ -32,7 +37,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def on_gpu(self) -> bool:
-        return str(self.info.environment.get("device", "cpu")).startswith("cuda")
+        return on_gpu(self.info)
 
     @property
     def chunk_size(self) -> int | None:

@@ -82,7 +82,8 @@ def choose(choice: Choice, info: KernelInfo, seconds: float | None) -> tuple[str
         return ()
     if choice == "all":
         return tuple(RELATIONS)
-    slow = bool(info.environment.get("interpreted")) or (seconds or 0.0) > SLOW_SECONDS
+    declared = info.environment.get("interpreted") and info.capabilities.max_tokens_cpu is not None
+    slow = bool(declared) or (seconds or 0.0) > SLOW_SECONDS
     if choice == "quick" or slow:
         return QUICK
     return tuple(name for name in RELATIONS if name not in WITH_PROCESSES)

@@ -71,11 +71,11 @@ class KernelRuns:
 
     def with_evidence(self) -> KernelRuns:
         """The same, after a call of the baseline has told what it launches (which pins there are)."""
-        if self.info.environment.get("interpreted") or self.situation.on_gpu:
-            self.shared.warm()
-            ran = self.shared.baseline_run
-            evidence = {} if ran is None else ran.evidence
-            self.situation = msgspec.structs.replace(self.situation, evidence=evidence)
+        # Whatever the kernel is: that call warms the process, so it is made in any case.
+        self.shared.warm()
+        ran = self.shared.baseline_run
+        evidence = {} if ran is None else ran.evidence
+        self.situation = msgspec.structs.replace(self.situation, evidence=evidence)
         return self
 
     def on(self, situation: Situation) -> KernelRuns:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from gdncheck.compare.inputs import inputs_of, take_sequences
 from gdncheck.compare.relations.beta_zero import pure_decay
 from gdncheck.compare.relations.plan import RELATIONS, WITH_PROCESSES, choose
 from gdncheck.kernels import contracts_engines, contracts_fla
-from gdncheck.kernels.contract import PART_OF, Contract
+from gdncheck.kernels.contract import PART_OF, Capabilities, Contract
 from gdncheck.kernels.contract import RELATIONS as VOCABULARY
 from gdncheck.kernels.interface import KernelInfo, RunResult
 from gdncheck.reference.truth import truth
@@ -463,8 +464,10 @@ def test_contracts_and_checks_speak_of_relations_by_different_names():
 
 def test_auto_starts_processes_or_spares_a_fast_kernel():
     info = KernelInfo(name="k", contract=Contract(kernel="k"))
-    slow = KernelInfo(name="k", contract=Contract(kernel="k"), environment={"interpreted": True})
-    assert set(choose("auto", info, 0.1)) == set(RELATIONS) - set(WITH_PROCESSES)
+    small = msgspec.structs.replace(info, environment={"interpreted": True})
+    slow = msgspec.structs.replace(small, capabilities=Capabilities(max_tokens_cpu=512))
+    for fast in (info, small):
+        assert set(choose("auto", fast, 0.1)) == set(RELATIONS) - set(WITH_PROCESSES)
     assert set(choose("auto", slow, 0.1)) == set(choose("quick", info, 0.1)) == {"causality", "isolation"}
     assert set(choose("all", slow, 99.0)) == set(RELATIONS)
     assert choose("none", info, 0.1) == ()

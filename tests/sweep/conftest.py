@@ -102,7 +102,7 @@ def processes(monkeypatch, small_case):
     monkeypatch.syspath_prepend(str(FOLDER))
 
     def run(name, case=None, **options):
-        kernel = name if "." in name else f"planted:{name}"
+        kernel = name if "." in name or ":" in name else f"planted:{name}"
         return sweep(small_case(**(case or {})), kernels=[kernel], device="cpu", **options)
 
     return run
