@@ -41,6 +41,10 @@ def main() -> None:
     fast, _ = truth(*inputs, **keywords)
     agreement = float((slow - fast).norm() / slow.norm())
     save("h200-truth", __file__, {"tokens": TOKENS, "seconds": seconds, "relative_difference": agreement})
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        truth(*inputs, **keywords)
+        torch.cuda.synchronize()
+    print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
     for name, numbers in seconds.items():
         print(f"{name}: median {numbers['median'] * 1e3:.2f} ms")
     peak = torch.cuda.max_memory_allocated() / 2**30
