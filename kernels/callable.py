@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..capture.errors import BadInput, Refused
 from .contract import Capabilities, Contract
-from .interface import KernelCall, KernelInfo
+from .interface import Adapter, KernelCall, KernelInfo
 from .protocol import KernelSpec
 
 SIGNATURE = "f(q, k, v, g, beta, *, scale, initial_state, output_final_state, cu_seqlens) -> (o, final_state)"
@@ -36,8 +36,11 @@ SLOT_KEYWORDS = ("pool", "slot_indices", "has_initial_state")
 KNOWN_KEYWORDS = (*SLOT_KEYWORDS, "chunk_size", "use_qk_l2norm_in_kernel", "draft", "num_accepted")
 
 
-def load_callable(spec: KernelSpec) -> CallableAdapter:
-    """Import the user's function. Raises BadInput that names what is missing; its own errors pass through."""
+def load_callable(spec: KernelSpec) -> Adapter:
+    """Import the user's function, of the rule or of another operation.
+
+    Raises BadInput that names what is missing; its own errors pass through.
+    """
     try:
         module = import_module(spec.module)
     except ModuleNotFoundError as error:
@@ -56,7 +59,12 @@ def load_callable(spec: KernelSpec) -> CallableAdapter:
     declared = getattr(function, "gdncheck_capabilities", None)
     if declared is None:
         declared = getattr(module, "gdncheck_capabilities", None)
-    return CallableAdapter(spec.name, function, read_capabilities(declared, spec.name))
+    capabilities = read_capabilities(declared, spec.name)
+    if spec.op != "rule":
+        from .ops.callable import OpCallable
+
+        return OpCallable(spec.name, spec.op, function, capabilities)
+    return CallableAdapter(spec.name, function, capabilities)
 
 
 def read_capabilities(declared: Any, name: str) -> Capabilities:

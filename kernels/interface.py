@@ -38,6 +38,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fill fresh allocations of the worker with this before the kernel sees them."""
     guard: bool = False
     """Put inputs and fresh allocations between guard bands; evidence `guard_written` lists those hit."""
+    heads: tuple[int, int, int, int] | None = None
+    """(HK, K, HV, V), for an operation that splits the convolution's channels into heads."""
+    eps: float | None = None
+    """Of an l2norm or a gated RMSNorm; None: 1e-6."""
     extra: dict[str, Any] = {}
     """Further keywords that an adapter or a kernel by import path names."""
 

