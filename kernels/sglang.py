@@ -4,7 +4,8 @@ The idea: both kernels get the whole pool and the sequences' slot numbers, as SG
 them (`srt/layers/attention/linear/kernels/gdn_triton.py`); neither knows has_initial_state, so a fresh
 sequence's slot is zeroed before, as SGLang does when it hands a slot out.
 
-Leaves to others: the stand-ins (`standins.sglang`), its FlashInfer, CuTe and CPU backends.
+Leaves to others: decode and verify steps (`sglang_decode`), the stand-ins (`standins.sglang`), its
+FlashInfer, CuTe and CPU backends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..capture.errors import Refused
-from . import autotune, layouts
+from . import autotune, layouts, sglang_decode
 from .contract import Capabilities, Contract
 from .contracts_engines import sglang_chunk, sglang_recurrent
 from .engine_call import check_no_empty, check_rule_call, rounded_beta
@@ -98,4 +99,4 @@ class Recurrent(SglangKernel):
         return {"output": layouts.drop_batch(output), **slots.outputs()}
 
 
-KERNELS = {"chunk": Chunk, "recurrent": Recurrent}
+KERNELS = {"chunk": Chunk, "recurrent": Recurrent, **sglang_decode.KERNELS}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..capture.errors import Refused
-from . import autotune, layouts
+from . import autotune, layouts, vllm_decode
 from .contract import Capabilities, Contract
 from .contracts_engines import vllm_chunk, vllm_recurrent
 from .engine_call import check_no_empty, check_rule_call, prepared_qk, rounded_beta, scale_of
@@ -158,4 +158,4 @@ class Recurrent(VllmKernel):
         return {"output": layouts.drop_batch(output), **slots.outputs()}
 
 
-KERNELS = {"chunk": Chunk, "recurrent": Recurrent}
+KERNELS = {"chunk": Chunk, "recurrent": Recurrent, **vllm_decode.KERNELS}

