@@ -82,7 +82,7 @@ SIGNATURES: dict[str, OpSignature] = {
         ),
     )
 }  # fmt: skip
-RULE_OPS = ("chunk", "recurrent", "verify")
+RULE_OPS = ("chunk", "recurrent", "decode", "packed-decode", "verify")
 """Operations whose kernels are judged as the rule."""
 
 
