@@ -4,7 +4,7 @@ Upstream (Triton 3.2 to 3.9): every call of a jitted function from a kernel, tl.
 members of triton.language to replace the builtins, though the launch has done so already: most of a
 kernel's time. The one idea: within one launch a namespace needs replacing once. It is also the place
 where every function that a kernel runs passes by first, so modules are mended here (`bindings`,
-`loops`) whenever they were imported. Results do not change.
+`loops`) whenever they were imported, and a launch's grid is (`grids`). Results do not change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import bindings, loops
+from . import bindings, grids, loops
 
 
 class _NothingReplaced:
@@ -28,6 +28,7 @@ class Launches:
     """What is replaced at the moment, how deep in launches we are, and what was mended so far."""
 
     def __init__(self, interpreter: Any) -> None:
+        self._interpreter = interpreter
         self._stock_patch = interpreter._patch_lang
         self._tl = interpreter.tl
         self._range = loops.KernelRange(interpreter, self.running)
@@ -73,6 +74,7 @@ class Launches:
         def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
             # Triton 3.2 lets compiler options through that no kernel has as an argument.
             kwargs = {name: value for name, value in kwargs.items() if name in executor.arg_names}
+            executor.grid = grids.with_arguments(self._interpreter, executor, args, kwargs)
             self._depth += 1
             try:
                 # A kernel's masked lanes divide by zero and overflow as a matter of course.

@@ -42,7 +42,12 @@ class Platform:
         return torch.cuda.is_available()
 
     def is_cpu(self) -> bool:
-        return not torch.cuda.is_available()
+        # Said of vLLM's build, not of this machine: a build for CPUs replaces its Triton kernels.
+        return False
+
+    def is_arch_support_pdl(self) -> bool:
+        # vllm/platforms/cuda.py: programmatic dependent launch from SM90 on.
+        return self._capability(0) >= 90
 
     def is_xpu(self) -> bool:
         return False

@@ -197,6 +197,11 @@ def test_autotuner_takes_the_largest_blocks_or_the_pin_or_says_that_no_configura
     assert "BLOCK=16" in said
 
 
+@pytest.mark.parametrize("name", ["filled", "enlarged", "replaced"])
+def test_a_grid_function_that_fills_a_tensor_argument_is_heeded(mended, name):
+    assert mended[1][name].tolist() == [7.0, 3.0, 9.0, 0.0, 5.0]
+
+
 def test_stock_interpreter_truncates_casts_and_multiplies_raw_bits(stock):
     inputs, found, _ = stock
     finite = inputs["edges_f32"].isfinite()
@@ -219,6 +224,7 @@ def test_stock_interpreter_fails_or_errs_where_a_shim_is_needed(stock):
     assert "_semantic" in errors["bound"] or "_builder" in errors["bound"]
     assert "active drivers" in errors["tune"]
     assert "device" in errors["device"]
+    assert "has no attribute" in errors["grids"]
 
 
 @settings(max_examples=200, deadline=None)

@@ -119,6 +119,13 @@ def tuned(out, N, BLOCK: tl.constexpr):
     tl.store(out + o, tl.zeros([BLOCK], dtype=tl.int32) + BLOCK, mask=o < N)
 
 
+@triton.jit
+def gather(src, numbers, out, N, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(numbers + o, mask=o < N, other=0)
+    tl.store(out + o, tl.load(src + at, mask=o < N, other=0), mask=o < N)
+
+
 def over(kernel, *tensors, n, **meta):
     kernel[(triton.cdiv(n, 1024),)](*tensors, n, BLOCK=1024, **meta)
     return tensors[-1]
@@ -206,9 +213,32 @@ def device(given):
         yield "device", torch.ones(1)
 
 
+def grids(given):
+    """The grid function fills the kernel's tensor of numbers: in its place, enlarged, or another one."""
+    x, wanted = torch.arange(10.0), torch.tensor([7, 3, 9, 0, 5], dtype=torch.int32)
+
+    def filled(meta):
+        meta["numbers"].copy_(wanted)
+        return (triton.cdiv(meta["N"], meta["BLOCK"]),)
+
+    def enlarged(meta):
+        meta["numbers"].resize_(4096).fill_(0)
+        meta["numbers"][: len(wanted)].copy_(wanted)
+        return (triton.cdiv(meta["N"], meta["BLOCK"]),)
+
+    def replaced(meta):
+        meta["numbers"] = wanted.clone()
+        return (triton.cdiv(meta["N"], meta["BLOCK"]),)
+
+    for grid in (filled, enlarged, replaced):
+        out = torch.full((len(wanted),), -1.0)
+        gather[grid](x, torch.zeros(len(wanted), dtype=torch.int32), out, len(wanted), BLOCK=4)
+        yield grid.__name__, out
+
+
 def main():
     given, found, errors = load_file(sys.argv[2]), {}, {}
-    for experiment in (casts, arithmetic, dots, sums, loops, bound, tune, device):
+    for experiment in (casts, arithmetic, dots, sums, loops, bound, tune, device, grids):
         try:
             for name, value in experiment(given):
                 found[name] = value.contiguous()
