@@ -1,0 +1,70 @@
+"""Random histories: a function of (seed, number), as a fuzzer wants them; and the named ones.
+
+The idea: an engine under load. Sequences arrive while there is room, prompts come in chunks (a first chunk of
+a single token is as common as a long one), batches mix prefill, decode and verify, and sequences are
+preempted, resumed and finished so often that slots are handed on all the time. The dice are Python's own
+Mersenne twister on one integer, the same on every machine.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from .legal import Scene
+from .steps import Arrive, Call, Decode, Finish, History, Padding, Preempt, Prefill, Resume, Row, Step, Verify
+
+SLOTS, DRAFT = 18, 3
+PADDINGS: tuple[Padding, ...] = ("-1", "0", "stale")
+FIRST_CHUNKS = (1, 1, 1, 2, 3, 4, 5, 8, 13)
+CHUNKS = (1, 2, 3, 4, 5, 7)
+MOST_ROWS, MOST_PADDED = 4, 3
+# Chances per step, of those that make sense then; the rest are calls.
+ARRIVAL, END, STOP, RETURN = 0.22, 0.10, 0.09, 0.5
+
+
+def draw_history(
+    seed: int, number: int, n_steps: int = 200, *, slots: int = SLOTS, draft: int = DRAFT, longest: int = 13
+) -> History:
+    """History `number` of a seed, with exactly n_steps steps. longest: tokens of the longest prefill chunk."""
+    dice = Random(f"life {seed} {number}")
+    scene = Scene(slots, draft)
+    steps: list[Step] = []
+    while len(steps) < n_steps:
+        step = scene.admit(_wish(dice, scene, longest))
+        if step is not None:
+            steps.append(step)
+    return History(
+        steps=tuple(steps), slots=slots, draft=draft, seed=seed, number=number, name=f"random {seed}/{number}"
+    )
+
+
+def _wish(dice: Random, scene: Scene, longest: int) -> Step:
+    """A step that an engine might take next; the scene may still refuse it."""
+    running = scene.running
+    stopped = [s for s in scene.live if s not in running]
+    if not scene.live or (scene.free > scene.draft and dice.random() < ARRIVAL):
+        return Arrive(sequence=max(scene.seen, default=-1) + 1)
+    if stopped and (not running or dice.random() < RETURN * len(stopped) / len(scene.live)):
+        return Resume(sequence=dice.choice(stopped), source=dice.choice(["kept", "checkpoint", "zero"]))
+    if dice.random() < END:
+        return Finish(sequence=dice.choice(list(scene.live)))
+    if dice.random() < STOP:
+        return Preempt(sequence=dice.choice(running), state=dice.choice(["kept", "dropped", "dropped"]))
+    chosen = dice.sample(running, k=min(len(running), dice.randint(1, MOST_ROWS)))
+    rows = tuple(_row(dice, scene, sequence, longest) for sequence in chosen)
+    padded = dice.randint(1, MOST_PADDED) if dice.random() < 0.5 else 0
+    return Call(rows=rows, padded=padded, padding=dice.choice(PADDINGS))
+
+
+def _row(dice: Random, scene: Scene, sequence: int, longest: int) -> Row:
+    position = scene.live[sequence].position
+    if position == 0:
+        return Prefill(sequence=sequence, tokens=min(dice.choice(FIRST_CHUNKS), longest))
+    kind = dice.random()
+    if kind < 0.25:
+        tokens = min(dice.choice(CHUNKS), longest)
+        return Prefill(sequence=sequence, tokens=tokens, keep=dice.random() < 0.3)
+    if kind < 0.65 or scene.draft == 0:
+        return Decode(sequence=sequence, keep=dice.random() < 0.25)
+    draft = dice.randint(1, scene.draft)
+    return Verify(sequence=sequence, draft=draft, accepted=dice.randint(0, draft))
