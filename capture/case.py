@@ -14,6 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from .columns import start_slots
+
 Op = Literal["rule", "core", "verify"]
 
 
@@ -119,12 +121,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def starting_state(case: Case) -> Tensor | None:
     """The state each sequence starts from, [N, HV, K, V], or None for zeros.
 
-    Gathers from `pool` by `slot_indices` where the case has a pool, and puts exact zeros where
+    Gathers from `pool` by `slot_indices` where the case has a pool (of a verify step, the column that the
+    step before left), and puts exact zeros where
     `has_initial_state` says that a sequence starts fresh (whatever its slot holds, NaN included).
     """
     state = case.get("initial_state")
     if state is None and case.get("pool") is not None:
-        pool, slots = case["pool"], case["slot_indices"].long()
+        pool, slots = case["pool"], start_slots(case.tensors)
         # A padding index (negative) owns no slot: it starts from zeros.
         state = torch.zeros(len(slots), *pool.shape[1:], dtype=pool.dtype, device=pool.device)
         owned = slots >= 0

@@ -249,14 +249,24 @@ def _shared_slots(slots: Tensor, cu: Tensor) -> Iterator[str]:
 
 
 def _verify(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Drafts fit their calls; what was accepted is a column, or without columns a token of the call."""
     draft, accepted = tensors.get("draft"), tensors.get("num_accepted")
+    slots = tensors.get("slot_indices")
+    columns = slots.shape[1] if slots is not None and slots.dim() == 2 else None
     cu = tensors["cu_seqlens"]
     for sequence, length in enumerate((cu[1:] - cu[:-1]).tolist()):
         drafted = length if draft is None else int(draft[sequence])
         if not 0 <= drafted <= length:
             yield f"draft[{sequence}] is {drafted} of {length} tokens; give 0..{length}"
-        taken = 0 if accepted is None else int(accepted[sequence])
-        if not 0 <= taken <= length:
+        taken = 1 if accepted is None else int(accepted[sequence])
+        if columns is not None and not 1 <= taken <= columns:
+            yield f"num_accepted[{sequence}] is {taken} but slot_indices has columns 1..{columns}; give one"
+        elif columns is not None and length > columns:
+            yield (
+                f"sequence {sequence} has {length} tokens but slot_indices has {columns} columns; "
+                "a step needs one per token"
+            )
+        elif columns is None and accepted is not None and not 0 <= taken <= length:
             yield f"num_accepted[{sequence}] is {taken} of {length} tokens; give 0..{length}"
 
 

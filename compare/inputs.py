@@ -112,6 +112,8 @@ RULE_TENSORS = (
     "has_initial_state",
     "pool",
     "slot_indices",
+    "draft",
+    "num_accepted",
 )
 
 

@@ -2,10 +2,8 @@
 
 The idea: a step that verifies a draft must be able to go back to any of its tokens, so it writes the state
 after token t into column t of its sequence's slots, and the next step starts from the column of the last
-accepted token. Canonical tensors: `slot_indices` [N, columns] (row n: the slots of sequence n; -1 keeps
-nothing), `num_accepted` [N] (tokens of the sequence's *previous* step that were accepted, so that this call
-starts from column num_accepted - 1; 1 or more), `pool` [slots, HV, K, V], `has_initial_state` [N] (false:
-start from zeros, whatever that column holds).
+accepted token (`capture.columns` has the canonical form). A fresh sequence (`has_initial_state` false) has
+the column that it starts from zeroed first.
 
 Read in vllm 0.19.1 and 0.33.0 fused_recurrent.py (IS_SPEC_DECODING). Leaves to others: one slot per
 sequence (`slots`), what a kernel does with the columns.
@@ -18,6 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..capture.columns import accepted_of, columns_of, start_slots
 from ..capture.errors import Refused
 from .slots import StateLayout
 
@@ -40,6 +39,7 @@ class ColumnView:
         """
         self._check(tensors)
         given = tensors["pool"]
+        self._tensors = tensors
         self.layout, self.null_slot = layout, null_slot
         self.slots = columns_of(tensors)
         """[N, columns] int64, canonical."""
@@ -78,7 +78,7 @@ class ColumnView:
 
     def start_slots(self) -> Tensor:
         """[N] int64: the canonical slot that each sequence starts from; negative for a padded row."""
-        return self.slots.gather(1, (self.accepted - 1)[:, None])[:, 0]
+        return start_slots(self._tensors)
 
     def _rows(self, slots: Tensor) -> Tensor:
         """Rows of `pool` of canonical slots; a padding index keeps its kernel's meaning."""
@@ -116,17 +116,3 @@ class ColumnView:
         final[at < 0] = 0
         return {"final_state": final, "pool": pool}
 
-
-def columns_of(tensors: Mapping[str, Tensor]) -> Tensor:
-    """slot_indices as [N, columns] int64; one column where each sequence has one slot."""
-    slots = tensors["slot_indices"].long()
-    return slots[:, None] if slots.dim() == 1 else slots
-
-
-def accepted_of(tensors: Mapping[str, Tensor]) -> Tensor:
-    """num_accepted as [N] int64; 1 where the call does not say: the first column."""
-    given = tensors.get("num_accepted")
-    if given is not None:
-        return given.long()
-    slots = tensors["slot_indices"]
-    return torch.ones(slots.shape[0], dtype=torch.int64, device=slots.device)
