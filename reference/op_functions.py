@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-EpsPlace = Literal["inside", "outside", "clamp"]
+EpsPlace = Literal["inside", "outside", "clamp", "none"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Conv:
     """conv: SiLU or nothing behind the sum."""
 
     activation: Literal["silu", None] = "silu"
+    stale_state: bool = False
+    """The state is left as it was found (no sound kernel)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class L2Norm:
     eps: float = 1e-6
     place: EpsPlace = "inside"
     """`inside` the root: x / sqrt(sum + eps); `outside`: x / (sqrt(sum) + eps); `clamp`: x / max(sqrt(sum),
-    eps), as torch.nn.functional.normalize has it."""
+    eps), as torch.nn.functional.normalize has it; `none`: x as it is (no sound kernel)."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Gate:
     log1p: bool = True
     """log1p(exp(x)), or log(1 + exp(x)), which loses what 1 + exp(x) rounds away. The same function; only
     the emulation tells them apart."""
+    sigmoid: bool = True
+    """beta = sigmoid(b); False: b itself (no sound kernel)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Norm:
     """The gated RMSNorm."""
 
     eps: float = 1e-6
-    gate: Literal["after", "before"] = "after"
-    """norm(x) * weight * silu(z), or norm(x * silu(z)) * weight."""
+    gate: Literal["after", "before", "none"] = "after"
+    """norm(x) * weight * silu(z), or norm(x * silu(z)) * weight; `none`: no gate (no sound kernel)."""
     weight_offset: float = 0.0
     """1 where a weight is stored less one."""

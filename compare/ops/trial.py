@@ -1,0 +1,143 @@
+"""One kernel's answer to one operation, measured: errors per row against the truth, and what is honest there.
+
+The idea: tier 3 as for the rule. D is the largest error over the emulations that a sound kernel may be: with
+the declared casts, or every known table where none is declared, each plain and with seeded jitter of float32
+size, each stored in the dtype that the kernel returned. Limits are `checks.emulation_ratio`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels.interface import KernelInfo
+from ...reference.emulation_ops import OpRounding
+from ..nonfinite import compare_masks
+from ..tiles import row_errors
+from ..trial import Measured
+from ..yardstick import U32, Growing, Scale
+from .layout import as_rows, tile_map
+from .op import Op, OpInputs, Tensors
+
+DRAWS = 4
+# exp(A_log), 1 / sqrt: one float32 number, a few roundings off, scales a whole row or head.
+SCALAR_ROUNDINGS = 8.0
+
+
+class OpTrial:
+    """What a kernel returned for an operation. Outputs have passed the shape check."""
+
+    def __init__(
+        self, op: Op, inputs: OpInputs, info: KernelInfo, outputs: Mapping[str, Tensor], *, seed: int = 0
+    ) -> None:
+        self.op, self.inputs, self.info, self.seed = op, inputs, info, seed
+        device = inputs.cu_seqlens.device
+        self.outputs: Tensors = {name: outputs[name].to(device) for name in op.outputs}
+        self.clauses = op.transforms(info.contract, inputs)
+
+    @property
+    def casts(self) -> dict[str, str]:
+        """Declared cast points of this operation."""
+        return {
+            point: fmt
+            for point, fmt in self.info.contract.rounding().items()
+            if point.startswith(self.op.name)
+        }
+
+    @property
+    def declared(self) -> bool:
+        """Whether the kernel says how it rounds (an empty table in so many words is one)."""
+        return bool(self.casts) or self.info.contract.find("rounding") is not None
+
+    @cached_property
+    def under_clauses(self) -> OpInputs:
+        return self.op.under(self.inputs, self.clauses)
+
+    @cached_property
+    def truth(self) -> Tensors:
+        """Float64 outputs under the kernel's clauses."""
+        return self.op.truth(self.under_clauses)
+
+    @cached_property
+    def measured(self) -> dict[str, Measured]:
+        return self.measure(self.truth)
+
+    def measure(self, truth: Mapping[str, Tensor]) -> dict[str, Measured]:
+        """Errors of every output against a truth."""
+        return {
+            name: measured(name, self.outputs[name], truth[name], self.inputs) for name in self.op.outputs
+        }
+
+    @cached_property
+    def scales(self) -> dict[str, Scale]:
+        """The honest error under the kernel's clauses."""
+        return self.scales_of(self.under_clauses, self.truth)
+
+    def scales_of(self, inputs: OpInputs, truth: Mapping[str, Tensor]) -> dict[str, Scale]:
+        """The honest error of a function: largest over the runs that a sound kernel may be."""
+        return scales(truth, [self.op.emulate(*run) for run in self.runs(inputs)], self.outputs, self.inputs)
+
+    def runs(self, inputs: OpInputs) -> list[tuple[OpInputs, OpRounding]]:
+        """Inputs (with the form of the function) and rounding of each honest run."""
+        tables: Sequence[Mapping[str, str]] = (self.casts,) if self.declared else self.op.profiles
+        return honest_runs(self.op, inputs, tables, self.forms, self.seed)
+
+    @property
+    def forms(self) -> tuple[Mapping[str, Any], ...]:
+        """The declared way to compute the function, or all."""
+        declared = self.info.contract.value(f"{self.op.name}.form")
+        if declared is None:
+            return self.op.forms
+        named = tuple(f for f in self.op.forms if f.get("log1p") == (declared == "log1p"))
+        return named or self.op.forms
+
+
+def honest_runs(
+    op: Op,
+    inputs: OpInputs,
+    tables: Sequence[Mapping[str, str]],
+    forms: Sequence[Mapping[str, Any]],
+    seed: int,
+) -> list[tuple[OpInputs, OpRounding]]:
+    """Every table and form, plain and jittered."""
+    native = inputs.tensors[op.reads].dtype
+    found = []
+    for casts in tables:
+        for form in forms:
+            own = replace(inputs, function=replace(inputs.function, **form)) if form else inputs
+            seeds = [None, *(seed * 1009 + draw + 1 for draw in range(DRAWS))]
+            found += [(own, OpRounding(casts, native, draw)) for draw in seeds]
+    return found
+
+
+def measured(name: str, got: Tensor, want: Tensor, inputs: OpInputs) -> Measured:
+    """One output against its truth, by rows."""
+    got, want = as_rows(name, got, inputs.heads), as_rows(name, want, inputs.heads)
+    return Measured(got, want, tile_map(name, inputs), row_errors(got, want), compare_masks(got, want))
+
+
+def scales(
+    truth: Mapping[str, Tensor],
+    runs: Sequence[Mapping[str, Tensor]],
+    stored: Mapping[str, Tensor],
+    inputs: OpInputs,
+) -> dict[str, Scale]:
+    """Largest errors of runs, each rounded to the dtype that a kernel's output is stored in."""
+    found = {}
+    for name, want in truth.items():
+        if name not in stored:
+            continue
+        rows, tiles = as_rows(name, want, inputs.heads), tile_map(name, inputs)
+        growing = Growing(tiles, rows)
+        for run in runs:
+            growing.add(as_rows(name, run[name].to(stored[name].dtype), inputs.heads))
+        floor = torch.full(
+            (tiles.n_tiles, rows.shape[1]), SCALAR_ROUNDINGS * U32, dtype=torch.float64, device=rows.device
+        )
+        found[name] = growing.scale(floor, float32=stored[name].dtype == torch.float32)
+    return found
