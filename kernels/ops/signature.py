@@ -27,14 +27,15 @@ class OpSignature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STATE = ("initial_state", "has_initial_state", "pool", "slot_indices")
-CONV_STATE = ("conv_state", "conv_pool", "slot_indices", "has_initial_state")
+CONV_STATE = ("conv_state", "conv_pool", "slot_indices", "read_slot_indices", "has_initial_state")
 
 SIGNATURES: dict[str, OpSignature] = {
     s.op: s
     for s in (
         # conv_input [T, D], conv_weight [D, W], conv_bias [D], cu_seqlens [N+1]; the past of each sequence
         # is conv_state [N, D, W-1] (oldest first) or its row of conv_pool [slots, D, W-1]; absent is zeros.
-        # conv_output [T, D] is after SiLU; final_conv_state [N, D, W-1]; conv_pool as the call left it.
+        # conv_output [T, D] is after SiLU; final_conv_state [N, D, W-1]; conv_pool as the call left it. With
+        # read_slot_indices [N] a sequence starts from another row than the one it leaves its state in.
         OpSignature(
             op="conv",
             inputs=("conv_input", "conv_weight", "cu_seqlens"),
@@ -42,11 +43,14 @@ SIGNATURES: dict[str, OpSignature] = {
             outputs=("conv_output", "final_conv_state"),
             shows=("conv_pool",),
         ),
-        # The same for decode: one token, or a few, of each sequence, state updated in place.
+        # The same for decode: one token, or a few, of each sequence, state updated in place. With
+        # num_accepted [N], of the draft before, rows are longer, [slots, D, W-1+drafts]: the window starts
+        # num_accepted - 1 columns in, and the row that is left is the window without its oldest input, then
+        # the call's own tokens.
         OpSignature(
             op="conv-update",
             inputs=("conv_input", "conv_weight", "cu_seqlens"),
-            optional=("conv_bias", *CONV_STATE),
+            optional=("conv_bias", *CONV_STATE, "num_accepted"),
             outputs=("conv_output", "final_conv_state"),
             shows=("conv_pool",),
         ),
