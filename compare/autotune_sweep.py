@@ -12,7 +12,6 @@ Leaves to others: judging and counting (`repeats`), making the worker launch a p
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,21 +21,16 @@ import msgspec
 
 from ..capture.case import Case
 from ..capture.errors import BadInput, CannotRun
-from ..kernels.interface import KernelCall, KernelInfo
+from ..kernels.interface import KernelInfo
 from ..kernels.pool import KernelHandle, WorkerPool
 from .axes.autotune import WORD, blockings, pins_of, word_of
 from .axes.axis import on_gpu
-from .cut import first_tokens
 from .diff import cases_of, verdict_device
-from .inputs import call_of
 from .repeat_result import RepeatResult
 from .repeats import Bench, Pins, Series, Wanted
 from .threads import threads_for
+from .tunings import TUNED_AT, Say, Tuner, Tunings, check_tunings, tune_afresh, tuners_of
 from .verdict import FAILING, VERDICT_ORDER, VerdictWord
-
-Say = Callable[..., None]
-TUNED_AT = (16, 32, 64)
-"""Tokens at which engines tune in their warm-up (vLLM: kernels.md)."""
 
 
 def pins_from(words: Iterable[str]) -> Pins:
@@ -50,19 +44,6 @@ def pins_from(words: Iterable[str]) -> Pins:
         for kernel, pin in pins_of(word).items():
             pins[kernel] = {**pins.get(kernel, {}), **pin}
     return pins
-
-
-class Tuner(msgspec.Struct, frozen=True, kw_only=True):
-    """A tuned kernel that the call launches (`kernels.tuning.tuner_facts`)."""
-
-    kernel: str
-    configurations: tuple[dict[str, Any], ...]
-    key: tuple[str, ...] = ()
-    """Arguments by which a choice is remembered, beside every tensor's dtype."""
-    left_out: tuple[str, ...] = ()
-    """Scalar arguments for whose values no choice is made: T, as a rule."""
-    kept_on_disk: bool = False
-    """The choice outlives the process: a new one does not draw again."""
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +62,6 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def failed(self) -> bool:
         return self.outcome == "ran" and self.verdict in FAILING
-
-
-class Tunings(msgspec.Struct, frozen=True, kw_only=True):
-    """Fresh tunings at one length: how often each configuration was drawn."""
-
-    tokens: int
-    n: int
-    picks: dict[str, dict[str, int]]
-    """Kernel -> configuration -> times."""
 
 
 class AutotuneReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,9 +113,11 @@ def autotune_sweep(
     only: names of Triton kernels; empty: all that the call launches. runs: repeats per pin. tunings: fresh
     tunings at each length of `tuned_at` and at the case's own (a GPU is needed). budget: seconds after which
     no further pin is begun; what is left out is named.
-    Raises BadInput for a wrong case or name, CannotRun where the call launches no tuned kernel.
+    Raises BadInput for a wrong case, name or number, CannotRun where the call launches no tuned kernel.
     """
     started = time.monotonic()
+    check_tunings(tunings, tuned_at)
+    fresh: list[Tunings] = []
     say: Say = progress or (lambda *args: None)
     one = next(iter(cases_of(case, None, "captures", None)))
     with WorkerPool(device=device, time_limit=time_limit) as pool, threads_for(one["v"].numel()):
@@ -153,11 +127,13 @@ def autotune_sweep(
         baseline = Series(lambda: handle, wanted, {"tune": "never"})
         first = baseline.run(bench, say)
         wanted = msgspec.structs.replace(wanted, cold=False)
-        tuners = [t for t in _tuners(baseline.tuning) if not only or t.kernel in only]
+        tuners = [t for t in tuners_of(baseline.tuning) if not only or t.kernel in only]
         _check_tuners(handle.info, first, tuners, only)
         late = partial(_late, started, budget)
         pinned, left = _pin_each(handle, bench, wanted, tuners, baseline, say, late)
-        fresh, unsaid = _tune_afresh(handle, bench, tuners, tunings, tuned_at, say, late)
+        unsaid = ["fresh tunings: not asked for"]
+        if tunings:
+            fresh, unsaid = tune_afresh(handle, bench.case, tuners, tunings, tuned_at, say=say, late=late)
         return AutotuneReport(
             kernel=handle.info.name, case=first.case, tuners=tuple(tuners), baseline=first,
             pinned=tuple(pinned), tunings=tuple(fresh), not_covered=(*left, *unsaid),
@@ -167,13 +143,6 @@ def autotune_sweep(
 
 def _late(started: float, budget: float | None) -> bool:
     return budget is not None and time.monotonic() - started > budget
-
-
-def _tuners(evidence: Sequence[dict[str, Any]]) -> list[Tuner]:
-    """What the calls of a process told about the tuners that they passed."""
-    return [
-        msgspec.convert(facts, Tuner, strict=False) for one in evidence for facts in one.get("tuners", ())
-    ]
 
 
 def _check_tuners(
@@ -239,51 +208,6 @@ def _one_pin(
         **common, outcome="ran", verdict=result.verdict, reason=result.reason, result=result,
         same_bits=series.first_bits == baseline.first_bits,
     )  # fmt: skip
-
-
-def _tune_afresh(
-    handle: KernelHandle,
-    bench: Bench,
-    tuners: Sequence[Tuner],
-    n: int,
-    tuned_at: Sequence[int],
-    say: Say,
-    late: Callable[[], bool],
-) -> tuple[list[Tunings], list[str]]:
-    """Counts of what the tuners draw, the lengths taking turns so that all share the machine's moods."""
-    if n == 0:
-        return [], ["fresh tunings: not asked for"]
-    if not on_gpu(handle.info):
-        return [], ["fresh tunings: a tuner times kernels on a GPU, and there is none"]
-    own = bench.case.n_tokens
-    calls = {length: _call_at(bench, length) for length in (*(t for t in tuned_at if t < own), own)}
-    picks = {length: {tuner.kernel: Counter[str]() for tuner in tuners} for length in calls}
-    done = dict.fromkeys(calls, 0)
-    for number in range(n):
-        for length, call in calls.items():
-            if late():
-                break
-            say(f"fresh tuning {number + 1} of {n} at {length} tokens", number, n)
-            result = handle.run([call])[0]
-            if result.status != "ok":
-                continue
-            done[length] += 1
-            for kernel, counter in picks[length].items():
-                if kernel in result.evidence.get("launched", {}):
-                    counter[result.evidence["launched"][kernel]] += 1
-    left = [f"fresh tunings at {t} tokens: {done[t]} of {n}" for t in calls if done[t] < n]
-    tables = [
-        Tunings(
-            tokens=length, n=done[length], picks={k: dict(c.most_common()) for k, c in picks[length].items()}
-        )
-        for length in calls
-    ]
-    return tables, left
-
-
-def _call_at(bench: Bench, tokens: int) -> KernelCall:
-    case = bench.case if tokens >= bench.case.n_tokens else first_tokens(bench.case, tokens)
-    return call_of(case, tune="fresh")
 
 
 def _described(pin: dict[str, Any]) -> str:

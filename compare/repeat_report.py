@@ -23,6 +23,7 @@ from .repeat_result import RepeatReport, RepeatResult, series_name
 from .repeat_verdict import Kind
 from .report import STYLES
 from .report_words import full, number
+from .tunings import in_lines
 
 
 def document(report: RepeatReport) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def document(report: RepeatReport) -> dict[str, Any]:
         "case": report.worst.case,
         "results": [_series(result) for result in report.results],
         "comparisons": [{"a": a, "b": b, **msgspec.to_builtins(found)} for a, b, found in report.comparisons],
+        "tuning": msgspec.to_builtins(report.tuning),
         "seconds": report.seconds,
         "command": report.command,
     }
@@ -130,6 +132,10 @@ def print_report(report: RepeatReport, console: Console) -> None:
             f"two-sided, p = {number(found.p_value)}"
         )
         console.print(escape(line), highlight=False, soft_wrap=True)
+    for account in report.tuning:
+        console.print(f"tuners of {escape(account.kernel)}", highlight=False, soft_wrap=True)
+        for line in in_lines(account):
+            console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
     console.print(last_line(report), highlight=False, soft_wrap=True)
 
 

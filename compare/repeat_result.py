@@ -13,6 +13,7 @@ import msgspec
 
 from .repeat_verdict import Kind, Run
 from .statistics import CONFIDENCE, USUAL_RATES, Comparison, clean_runs_needed, rate_interval, ruled_out
+from .tunings import TuningAccount
 from .verdict import FAILING, VERDICT_ORDER, Place, VerdictWord
 
 
@@ -102,6 +103,8 @@ class RepeatReport(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[RepeatResult, ...]
     comparisons: tuple[tuple[str, str, Comparison], ...] = ()
     """Fisher's exact test of two series on the same case: what A is, what B is."""
+    tuning: tuple[TuningAccount, ...] = ()
+    """The tuners that each kernel passed, and what they drew in fresh tunings."""
     strict: bool = False
     seconds: float = 0.0
     command: str = ""

@@ -41,10 +41,10 @@ from .soundness import Soundness, soundness_of
 from .statistics import CONFIDENCE, USUAL_RATES, Comparison, compare_rates
 from .threads import threads_for
 from .trial import Trial
+from .tunings import TUNED_AT, Say, TuningAccount, check_tunings, tuners_of, tuning_account
 from .verdict import Outcome, Ruling
 from .witness import Witness
 
-Say = Callable[..., None]
 Pins = dict[str, dict[str, Any]]
 Opener = Callable[[], Runner]
 BATCH_SECONDS = 3.0  # between two words of progress
@@ -66,6 +66,8 @@ def repeat(
     pins: Pins | None = None,
     against: Pins | None = None,
     tune: str = "stock",
+    tunings: int = 0,
+    tuned_at: Sequence[int] = TUNED_AT,
     first: int | None = None,
     device: str = "auto",
     time_limit: float = 300.0,
@@ -79,26 +81,30 @@ def repeat(
     kernels: names, or one open kernel, which has one process. rule_out: the failure rate that clean runs
     are to exclude. busy: on a GPU, every second run beside a busy stream. pins: kernel -> configuration for
     every run; against: the same series again under these pins. tune: how autotuned kernels without a pin
-    choose (`stock`, `never`, `fresh`). seed: of the yardstick.
+    choose (`stock`, `never`, `fresh`). tunings: after the runs, so many fresh tunings at each length of
+    `tuned_at` and at the case's own, counted (a GPU is needed). seed: of the yardstick.
     Raises BadInput for a wrong case, name or number; CannotRun where nothing could run.
     """
     started = time.monotonic()
     _check(runs=runs, processes=processes, rule_out=rule_out, tune=tune)
+    check_tunings(tunings, tuned_at)
     say: Say = progress or (lambda *args: None)
     wanted = Wanted(runs=runs, processes=processes, busy=busy, rule_out=rule_out, confidence=confidence)
     settings = [{"pins": p or {}, "tune": tune} for p in ([pins] if against is None else [pins, against])]
     results: list[RepeatResult] = []
     comparisons: list[tuple[str, str, Comparison]] = []
+    accounts: list[TuningAccount] = []
     with WorkerPool(device=device, time_limit=time_limit) as pool:
         for one in cases_of(case, layer, captures, first):
             with threads_for(one["v"].numel()):
                 bench = Bench(one, verdict_device(device), seed)
                 series = [Series(opener, wanted, s) for opener in _openers(pool, kernels) for s in settings]
                 found = [each.run(bench, say) for each in series]
+                accounts += _accounts(series[:: len(settings)], one, tunings, tuned_at, say)
             results += found
             comparisons += _compared(found)
     return RepeatReport(
-        results=tuple(results), comparisons=tuple(comparisons), strict=strict,
+        results=tuple(results), comparisons=tuple(comparisons), tuning=tuple(accounts), strict=strict,
         seconds=time.monotonic() - started, command=command,
     )  # fmt: skip
 
@@ -112,6 +118,16 @@ def _openers(pool: WorkerPool, kernels: Runner | str | Sequence[str] | None) -> 
     if not names:
         raise CannotRun("no kernel is installed; name one with --kernel, or see gdncheck doctor")
     return [partial(pool.open, name) for name in names]
+
+
+def _accounts(
+    series: Sequence[Series], case: Case, n: int, tuned_at: Sequence[int], say: Say
+) -> Iterator[TuningAccount]:
+    """The tuners that each kernel passed, and what fresh tunings draw."""
+    for one in series:
+        tuners = tuners_of(one.tuning)
+        if tuners or n:
+            yield tuning_account(one.opener(), case, tuners, n, tuned_at, say=say)
 
 
 def _check(*, runs: int, processes: int, rule_out: float, tune: str) -> None:

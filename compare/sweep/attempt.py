@@ -58,6 +58,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict in FAILING
 
     @property
+    def uncompiled(self) -> str:
+        """What the compiler, or the device, said of a pin that it refused; empty where it was launched."""
+        failures: dict[str, str] = self.evidence.get("compile_failures", {})
+        return "; ".join(failures.values()) if self.verdict == "skipped" else ""
+
+    @property
     def kind(self) -> Kind | None:
         """What kind of failure this is; None where it did not fail, or where the input is to blame."""
         if self.verdict == "fail":

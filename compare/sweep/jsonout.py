@@ -91,5 +91,9 @@ def _kernel(sweep: KernelSweep) -> dict[str, Any]:
         "findings": [{"kind": f.kind, **_finding(f)} for f in sweep.findings],
         "not_covered": list(sweep.not_covered),
         "untried": sweep.untried,
+        "tuning": None if sweep.tuning is None else msgspec.to_builtins(sweep.tuning),
+        "compile_failures": [
+            {"deviations": a.deviations, "message": a.uncompiled} for a in sweep.attempts if a.uncompiled
+        ],
         "seconds": sweep.seconds,
     }

@@ -24,6 +24,9 @@ from .configuration import Configuration, deviations_of, refusals, setup_of
 from .engine import run_setup
 from .judging import Judge, Judgement, same_bits
 
+# A race shows as moving bits long before it shows as a NaN; Triton's interpreter has none.
+PIN_RUNS = {"gpu": 5, "interpreter": 1}
+
 
 class Process:
     """One worker, and whether it is warm: `warm_setup` (None: stay cold) is run once in every process."""
@@ -60,10 +63,14 @@ class KernelRuns:
         situation: Situation,
         baseline: Configuration,
         judge: Judge,
+        *,
+        pin_runs: int | None = None,
     ) -> None:
+        """pin_runs: runs of a configuration that pins a tuned kernel; None: as `PIN_RUNS` says."""
         self.workers, self.handle, self.judge = workers, handle, judge
         self.situation, self.baseline = situation, baseline
         self.info = situation.info
+        self.pin_runs = pin_runs or PIN_RUNS["gpu" if situation.on_gpu else "interpreter"]
         self.warm_setup = setup_of(baseline, situation)
         self.shared = Process(handle, self.info, self.warm_setup)
         self._own_baseline = True
@@ -80,7 +87,9 @@ class KernelRuns:
 
     def on(self, situation: Situation) -> KernelRuns:
         """The same kernel and baseline on another case (a shorter one), in the same process."""
-        other = KernelRuns(self.workers, self.handle, situation, self.baseline, self.judge)
+        other = KernelRuns(
+            self.workers, self.handle, situation, self.baseline, self.judge, pin_runs=self.pin_runs
+        )
         other.shared, other.warm_setup, other._own_baseline = self.shared, self.warm_setup, False
         return other
 
@@ -126,7 +135,8 @@ class KernelRuns:
     def _judged(self, configuration: Configuration, setup: Setup, process: Process, fresh: bool) -> Attempt:
         further = []
         reference = self._reference(configuration, setup, process)
-        runs = [run_setup(process, setup, self.info) for _ in range(setup.runs)]
+        count = max(setup.runs, self.pin_runs if self._pinned(configuration) else 1)
+        runs = [run_setup(process, setup, self.info) for _ in range(count)]
         if configuration == self.baseline and self._own_baseline:
             process.baseline_run = runs[0]
         if reference is not None and runs[0].status == "ok":
@@ -135,9 +145,11 @@ class KernelRuns:
                 further.append(same_bits(relation, promise, (setup, runs[0]), (other_setup, other)))
         number, ran, judgement = self._worst(setup, runs, further)
         verdict, reason = judgement.ruling.verdict, judgement.ruling.reason
-        if setup.runs > 1 and verdict != "pass":
-            reason = f"run {number + 1} of {setup.runs}: {reason}"
+        if count > 1 and verdict != "pass":
+            reason = f"run {number + 1} of {count}: {reason}"
         proofs, missing = self._proofs(configuration, setup, ran)
+        if count > setup.runs and "autotune" in proofs:
+            proofs["autotune"] += f", {count} times"
         if ran.status == "error" and self._pin_to_blame(configuration, ran):
             verdict, reason = "skipped", f"this pin does not compile: {reason}"
         if missing and verdict in ("pass", "suspect"):
@@ -177,10 +189,13 @@ class KernelRuns:
             judged.append((number, ran, self.judge.judge(setup, ran, self.info, [*further, *moved])))
         return min(judged, key=lambda one: (VERDICT_ORDER.index(one[2].ruling.verdict), one[0]))
 
+    def _pinned(self, configuration: Configuration) -> bool:
+        """Whether it pins a tuned kernel, or asks its tuner again."""
+        return "autotune" in deviations_of(configuration, self.baseline)
+
     def _pin_to_blame(self, configuration: Configuration, ran: Ran) -> bool:
         """A pin that cannot be compiled, or that the device cannot hold, was never launched."""
-        pinned = "autotune" in deviations_of(configuration, self.baseline)
-        return pinned and bool(ran.evidence.get("compile_failures"))
+        return self._pinned(configuration) and bool(ran.evidence.get("compile_failures"))
 
     def _proofs(
         self, configuration: Configuration, setup: Setup, ran: Ran

@@ -19,6 +19,7 @@ from ...capture.atomic import atomic_path
 from ..axes.table import AXES
 from ..report import STYLES
 from ..report_words import full, number
+from ..tunings import in_lines
 from .attempt import Attempt
 from .configuration import in_words
 from .explain import Finding
@@ -75,7 +76,18 @@ def lines_of(sweep: KernelSweep) -> Iterator[Text]:
         yield from explained(finding)
     if not sweep.findings:
         yield from _no_finding(sweep)
+    yield from _tuning(sweep)
     yield from _not_covered(sweep)
+
+
+def _tuning(sweep: KernelSweep) -> Iterator[Text]:
+    """What the tuners go by and draw; pins that never were a kernel."""
+    if sweep.tuning is not None:
+        yield Text("tuners:")
+        yield from (Text(f"  {line}") for line in in_lines(sweep.tuning))
+    for a in sweep.attempts:
+        if a.uncompiled:
+            yield Text(f"does not compile, so no tuner takes it: {in_words(a.deviations)}: {a.uncompiled}")
 
 
 def matrix(sweep: KernelSweep) -> Iterator[Text]:
@@ -187,7 +199,7 @@ def _not_covered(sweep: KernelSweep) -> Iterator[Text]:
         rows.append(f"not asked for: {', '.join(asked_out)}")
     seen: dict[str, list[str]] = {}
     for a in sweep.attempts:
-        if a.verdict == "skipped" and len(a.deviations) == 1:
+        if a.verdict == "skipped" and len(a.deviations) == 1 and not a.uncompiled:
             seen.setdefault(a.reason, []).append(in_words(a.deviations))
     rows += [f"{', '.join(names)}: {reason}" for reason, names in seen.items()]
     if sweep.untried:

@@ -24,6 +24,7 @@ from ..axes.axis import Situation
 from ..cut import first_tokens
 from ..diff import verdict_device
 from ..store import RunStore
+from ..tunings import TUNED_AT, TuningAccount
 from ..verdict import FAILING, VERDICT_ORDER, VerdictWord
 from .attempt import Attempt
 from .baseline import baseline_for, read_baseline
@@ -33,6 +34,7 @@ from .judging import Judge, digest
 from .kernel_runs import KernelRuns
 from .plan import DEPTHS, Choice, choice_of, plan_of
 from .search import Say, Search
+from .tuning import Wish, account_of, wish_of
 
 
 class KernelSweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,8 @@ class KernelSweep(msgspec.Struct, frozen=True, kw_only=True):
     """{axis, value, reason}."""
     untried: int = 0
     """Configurations that the budget did not reach."""
+    tuning: TuningAccount | None = None
+    """The tuners that the baseline's call passed, and what fresh tunings drew."""
     skipped: str = ""
     """Why nothing was tried at all."""
     seconds: float = 0.0
@@ -98,6 +102,9 @@ def sweep(
     excepted: Sequence[str] = (),
     baseline: str | Path | None = None,
     depth: str = "1",
+    pin_runs: int | None = None,
+    tunings: int = 0,
+    tuned_at: Sequence[int] = TUNED_AT,
     budget: float | None = None,
     device: str = "auto",
     time_limit: float = 300.0,
@@ -111,12 +118,15 @@ def sweep(
     """Try configurations of kernels on a case, or on every captured call of a layer, fewest deviations first.
 
     axes: {axis: values} in place of the table's. only, excepted: axes. baseline: a shipped name or a file.
-    depth: 1 (single changes), 2 (pairs, by a covering array) or full. budget: seconds after which no new
-    configuration is begun. out: a directory that results are written to as they come; resume: go on there.
+    depth: 1 (single changes), 2 (pairs, by a covering array) or full. pin_runs: runs of every autotune pin
+    (None: 5 on a GPU, 1 in the interpreter). tunings: fresh tunings, counted at each length of `tuned_at` and
+    at the case's own (a GPU is needed). budget: seconds after which no new configuration is begun. out: a
+    directory that results are written to as they come; resume: go on there.
     Raises BadInput for a wrong argument, file or name; CannotRun where nothing could run.
     """
     started = time.monotonic()
     choice = _checked(axes, only, excepted, depth, budget, first, out, resume)
+    wish = wish_of(choice, pin_runs, tunings, tuned_at)
     given = {} if baseline is None else read_baseline(str(baseline))
     names = list(kernels) if kernels else default_kernels()
     if not names:
@@ -126,13 +136,15 @@ def sweep(
     deadline = float("inf") if budget is None else started + budget
     found = []
     with (
-        _store(out, resume, cases, seed, device) as store,
+        _store(out, resume, cases, seed, device, pin_runs) as store,
         WorkerPool(device=device, time_limit=time_limit) as pool,
     ):
         handles = [pool.begin(name) for name in names]
         for one in cases:
             for handle in handles:
-                job = _Job(pool, handle, one, given, choice, judge, seed, depth, deadline, store, progress)
+                job = _Job(
+                    pool, handle, one, given, choice, wish, judge, seed, depth, deadline, store, progress
+                )  # fmt: skip
                 found.append(job.run(asked=bool(kernels)))
     words = {a.verdict for s in found for a in s.attempts} or {"skipped"}
     verdict: VerdictWord = next(word for word in VERDICT_ORDER if word in words)
@@ -196,11 +208,14 @@ class _NoStore:
 
 
 def _store(
-    out: Path | str | None, resume: bool, cases: list[Case], seed: int, device: str
+    out: Path | str | None, resume: bool, cases: list[Case], seed: int, device: str, pin_runs: int | None
 ) -> RunStore | _NoStore:
     if out is None:
         return _NoStore()
-    parameters = {"what": "sweep", "cases": [digest(c) for c in cases], "seed": seed, "device": device}
+    parameters = {
+        "what": "sweep", "cases": [digest(c) for c in cases], "seed": seed, "device": device,
+        **({} if pin_runs is None else {"pin_runs": pin_runs}),
+    }  # fmt: skip
     return RunStore.open(out, parameters=parameters, resume=resume)
 
 
@@ -212,6 +227,7 @@ class _Job(msgspec.Struct, frozen=True):
     case: Case
     given: dict[str, str]
     choice: Choice
+    wish: Wish
     judge: Judge
     seed: int
     depth: str
@@ -239,7 +255,9 @@ class _Job(msgspec.Struct, frozen=True):
             return self._skipped(info.name, f"{reason}; name it with --kernel, or add --first {limit}")
         situation = Situation(case=self.case, info=info, seed=self.seed)
         baseline, left = baseline_for(self.given, situation)
-        runs = KernelRuns(self.pool, self.handle, situation, baseline, self.judge)
+        runs = KernelRuns(
+            self.pool, self.handle, situation, baseline, self.judge, pin_runs=self.wish.pin_runs
+        )
         if self.choice.takes("autotune"):
             runs = runs.with_evidence()
         plan = plan_of(self.choice, runs.situation, baseline)
@@ -259,6 +277,12 @@ class _Job(msgspec.Struct, frozen=True):
             if self.store is not None:
                 signature = finding.signature(info.version, runs.warm_setup.chunk_size)
                 self.store.add_finding(signature, as_document(finding))
+        tuning = None
+        if self.choice.takes("autotune"):
+            tuning = account_of(
+                runs, self.wish, case_digest=search.case_digest, store=self.store,
+                deadline=self.deadline, say=self.progress,
+            )  # fmt: skip
         return KernelSweep(
             kernel=info.name,
             case=self._name,
@@ -270,6 +294,7 @@ class _Job(msgspec.Struct, frozen=True):
             findings=tuple(findings),
             not_covered=(*left, *plan.not_covered),
             untried=search.untried,
+            tuning=tuning,
             seconds=time.monotonic() - started,
         )
 

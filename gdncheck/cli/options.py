@@ -59,6 +59,39 @@ source_option = click.option(
 )  # fmt: skip
 
 
+class Lengths(click.ParamType):  # type: ignore[type-arg]
+    """`16,32,64`: numbers of tokens; kept as typed."""
+
+    name = "lengths"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        words = str(value).split(",")
+        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+            self.fail(f"{value!r}: write numbers of tokens with commas, as 16,32,64", param, ctx)
+        return ",".join(word.strip() for word in words)
+
+
+def lengths_of(text: str) -> list[int]:
+    """Numbers of a checked `16,32,64`."""
+    return [int(word) for word in text.split(",")]
+
+
+def tuning_options(command: Command) -> Command:
+    """How often tuners are asked again, and where."""
+    for option in (
+        click.option(
+            "--tuned-at", type=Lengths(), default="16,32,64", show_default=True, metavar="N,N",
+            help="Tokens at which the fresh tunings are made, beside the case's own length.",
+        ),
+        click.option(
+            "--tunings", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+            help="On a GPU, count what the tuners pick in so many fresh tunings at each length.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def run_options(command: Command) -> Command:
     """The options of every command that runs kernels."""
     options = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gdncheck.cli.options import captures_option, run_options
+from gdncheck.cli.options import captures_option, lengths_of, run_options, tuning_options
 from gdncheck.cli.repeat import command_line
 from gdncheck.cli.terminal import report_console
 
@@ -76,6 +76,7 @@ PIN_HELP = "as KERNEL:BK=64+num_warps=4"
     help="How other autotuned kernels choose: as their tuner does, the first configuration that fits "
     "(nothing timed), or tuned anew in every call.",
 )
+@tuning_options
 @click.option(
     "--first", type=click.IntRange(min=1), metavar="N", help="Use the first N tokens of the first sequence."
 )
@@ -94,6 +95,8 @@ def repeat(
     pins: tuple[str, ...],
     against: tuple[str, ...],
     tune: str,
+    tunings: int,
+    tuned_at: str,
     first: int | None,
     out: str | None,
     kernels: tuple[str, ...],
@@ -111,6 +114,7 @@ def repeat(
     \b
     Example: gdncheck repeat --layer 17 --kernel fla.chunk -n 30
     Example: gdncheck repeat case.safetensors --kernel vllm.chunk@0.19.1 -n 100 --processes 3 --json
+    Example: gdncheck repeat case.safetensors --kernel vllm.chunk@0.19.1 --tunings 20 --tuned-at 16,32,64
     """
     if case is None and layer is None:
         raise click.UsageError("give a case, or --layer N of a capture")
@@ -124,7 +128,8 @@ def repeat(
         report = run_repeats(
             case, kernels or None, layer=layer, captures=captures, runs=runs, processes=processes,
             rule_out=rule_out, busy=busy, pins=pins_from(pins), against=pins_from(against) or None,
-            tune=tune, first=first, device=device, time_limit=time_limit, seed=seed, strict=strict,
+            tune=tune, tunings=tunings, tuned_at=lengths_of(tuned_at),
+            first=first, device=device, time_limit=time_limit, seed=seed, strict=strict,
             progress=say, command=command_line(click.get_current_context()),
         )  # fmt: skip
     _print(report, as_json, out)

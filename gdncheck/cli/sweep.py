@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from gdncheck.cli.options import captures_option, run_options
+from gdncheck.cli.options import captures_option, lengths_of, run_options, tuning_options
 from gdncheck.cli.repeat import command_line
 from gdncheck.cli.terminal import report_console
 
@@ -97,6 +97,11 @@ class Telling:
     "--depth", type=click.Choice(["1", "2", "full"]), default="1", show_default=True,
     help="Single changes, pairs by a covering array, or the full product.",
 )  # fmt: skip
+@click.option(
+    "--pin-runs", type=click.IntRange(min=1), metavar="N",
+    help="Runs of every autotune pin, all judged.  [default: 5 on a GPU, 1 in the interpreter]",
+)  # fmt: skip
+@tuning_options
 @click.option("--budget", type=Duration(), metavar="TIME", help="Begin nothing after this: 90s, 10m, 1h.")
 @click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results as they come.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
@@ -111,6 +116,9 @@ def sweep(
     excepted: tuple[str, ...],
     baseline: str | None,
     depth: str,
+    pin_runs: int | None,
+    tunings: int,
+    tuned_at: str,
     budget: float | None,
     out: str | None,
     resume: bool,
@@ -131,6 +139,7 @@ def sweep(
     Example: gdncheck sweep --layer 17 --kernel fla.chunk
     Example: gdncheck sweep case.safetensors --axis split=at-64,at-65 --only split,state_dtype --depth 2
     Example: gdncheck sweep --layer 17 --baseline vllm-0.19 --budget 10m --out runs/night
+    Example: gdncheck sweep --layer 17 --kernel vllm.chunk@0.19.1 --only autotune --pin-runs 40 --tunings 20
     """
     if case is not None and layer is not None:
         raise click.UsageError(f"give a case or --layer {layer}, not both")
@@ -148,6 +157,9 @@ def sweep(
             excepted=names_of(excepted),
             baseline=baseline,
             depth=depth,
+            pin_runs=pin_runs,
+            tunings=tunings,
+            tuned_at=lengths_of(tuned_at),
             budget=budget,
             device=device,
             time_limit=time_limit,

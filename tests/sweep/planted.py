@@ -164,6 +164,16 @@ def pin_of_64(q, k, v, g, beta, *, pins=None, **call):
     return output, state
 
 
+@rule(pins=("toy_kernel:BK=32", "toy_kernel:BK=64"))
+def racing_pin(q, k, v, g, beta, *, pins=None, **call):
+    """Under one configuration, one of the last bits moves with every second call."""
+    output, state = sound(q, k, v, g, beta, **call)
+    count = _Calls.again(q)
+    if (pins or {}).get("toy_kernel") == {"BK": 64} and count % 2:
+        output.view(torch.int16)[TOKEN, HEAD, LANE] ^= 1
+    return output, state
+
+
 @rule()
 def four_heads(q, k, v, g, beta, **call):
     """Wrong with four value heads."""

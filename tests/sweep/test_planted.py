@@ -111,6 +111,20 @@ def test_an_axis_is_blind(name, sweep_of):
     check(sweep_of(name, case, **options), expected)
 
 
+def test_a_pin_whose_bits_move_passes_because_it_ran_once(sweep_of):
+    once = sweep_of("racing_pin", only=["autotune"], pin_runs=1)
+    assert once.verdict == "pass"
+    report = sweep_of("racing_pin", only=["autotune"], pin_runs=4)
+    plain = document(report)
+    assert plain["first_wrong"]["deviations"] == {"autotune": "toy_kernel:BK=64"}
+    assert plain["first_wrong"]["rule"] == "run-to-run"
+    assert plain["first_wrong"]["nearest_passing"]["change"] == {"autotune": "tuner"}
+    assert "of 4" in plain["first_wrong"]["reason"]
+    (sound,) = [a for a in plain["results"] if a["deviations"] == {"autotune": "toy_kernel:BK=32"}]
+    assert sound["verdict"] == "pass"
+    assert sound["exercised"]["autotune"].endswith("4 times")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in PLANTED if n != "beta_and_g_bf16"])
 def test_another_axis_is_named_where_all_are_swept_by_processes(name, processes):
