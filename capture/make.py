@@ -19,6 +19,7 @@ from .errors import BadInput
 from .synthetic import decay, exact, realistic, solve
 from .synthetic.family import Family, Inputs, Shape
 from .synthetic.portable import Draw
+from .synthetic.verify_step import verify_step
 
 FAMILIES: dict[str, Family] = {
     **realistic.FAMILIES,
@@ -51,6 +52,7 @@ def make(
     beta_dtype: str | None = None,
     state_dtype: str = "fp32",
     qk: Literal["raw", "normalised"] | None = None,
+    draft: int | None = None,
 ) -> Case:
     """A synthetic case of a family.
 
@@ -58,6 +60,7 @@ def make(
     the same. state: `none` (no initial_state), `zeros`, `random`, or one word per sequence (`none`: then
     has_initial_state false, and `stale` the same with another tenant's values in its row).
     qk: None keeps the family's own flag; `raw` or `normalised` overrides the flag, not the values.
+    draft: makes a verify step of it, with 1 + draft columns of slots per sequence.
     Raises BadInput for any argument that makes no case.
     """
     shape, kinds = _check(family, lengths, k_heads, v_heads, dims, dtype, state, seed)
@@ -78,7 +81,21 @@ def make(
         fingerprint={"generator": GENERATOR_VERSION},
         finite=all(bool(torch.isfinite(t).all()) for t in tensors.values()),
     )
-    return _with_hash(case)
+    return _with_hash(case if draft is None else _as_verify(case, draft))
+
+
+def _as_verify(case: Case, draft: int) -> Case:
+    """The case as one step of speculative decoding."""
+    if not _natural(draft, 0):
+        raise BadInput(f"draft is {draft!r}; give a number of drafted tokens, 0 or more")
+    if max(case.lengths) > 1 + draft:
+        raise BadInput(
+            f"a sequence has {max(case.lengths)} tokens; a step with a draft of {draft} has up to {1 + draft}"
+        )
+    family, seed = case.origin.family, case.origin.seed
+    tensors = {**case.tensors, **verify_step(case, draft, Draw(f"{family}/verify", seed or 0))}
+    tensors.pop("initial_state", None)
+    return msgspec.structs.replace(case, op="verify", tensors=tensors)
 
 
 def _check(

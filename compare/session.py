@@ -23,6 +23,7 @@ from .stages import StageReport, compare_stages
 from .tolerances import Tolerance
 from .trial import Trial
 from .verdict import DiffResult, Outcome, Ruling, VerdictWord
+from .verify.session import diff_step
 from .witness import Witness
 
 STATUS_VERDICT: dict[str, VerdictWord] = {
@@ -63,6 +64,9 @@ def diff_one(
 ) -> DiffResult:
     """Run a kernel on a case and rule on its answer. trials: takes the answer, for pairs of kernels."""
     info = runner.info
+    if witness.case.op == "verify":
+        device, seed = str(witness.device), settings.seed
+        return diff_step(runner, witness.case, soundness, device=device, seed=seed)
     call = call_of(witness.case)
     first = answered(call, runner.run([call])[0])
     if first.status != "ok":

@@ -23,6 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..capture.columns import start_slots
 from ..capture.errors import BadInput, Refused
 from .contract import Capabilities, Contract
 from .interface import Adapter, KernelCall, KernelInfo
@@ -197,6 +198,7 @@ class CallableAdapter:
         state, fresh = call.tensors.get("initial_state"), call.tensors.get("has_initial_state")
         pool, slots = call.tensors.get("pool"), call.tensors.get("slot_indices")
         if state is None and pool is not None and slots is not None and "pool" not in self.named:
+            slots = start_slots(call.tensors)
             # A padding index (negative) owns no slot: it starts from zeros.
             owned = (slots >= 0).view(-1, 1, 1, 1)
             state = torch.where(owned, pool[slots.long().clamp(min=0)], 0)

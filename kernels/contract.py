@@ -102,6 +102,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     input_dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
     slots: bool = False
     """Addresses a pool in place by slot_indices."""
+    columns: bool = False
+    """Takes a verify step: slot_indices [N, columns] and num_accepted [N]."""
     channel_gate: bool = False
     """Takes g [T, HV, K]."""
     pins: tuple[str, ...] = ()

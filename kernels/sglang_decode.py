@@ -26,7 +26,7 @@ from .gate_inputs import gate_inputs
 from .interface import KernelCall
 from .sglang_kernel import SglangKernel
 from .slots import SlotView
-from .vllm_decode import CAPABILITIES, check_packed, packed_steps
+from .vllm_decode import CAPABILITIES, WITH_COLUMNS, check_packed, packed_steps
 
 FUSED = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
 
@@ -98,6 +98,7 @@ class Verify(_Fused):
     """`fused_sigmoid_gating_delta_rule_update` as target verify: the pool is read, states go to a buffer."""
 
     op = "verify"
+    capabilities = WITH_COLUMNS
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:

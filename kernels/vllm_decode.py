@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ CAPABILITIES = Capabilities(
     profile="fla-recurrent",
     max_tokens_cpu=256,
 )
+WITH_COLUMNS = msgspec.structs.replace(CAPABILITIES, columns=True)
 
 
 def has_columns(call: KernelCall) -> bool:
@@ -48,7 +50,7 @@ class Verify(VllmKernel):
     """`fused_recurrent_gated_delta_rule` on columns of slots: a draft and what was accepted of the last."""
 
     op, submodule = "verify", "fused_recurrent"
-    capabilities = CAPABILITIES
+    capabilities = WITH_COLUMNS
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:
@@ -87,7 +89,7 @@ class Decode(VllmKernel):
     """`fused_sigmoid_gating_delta_rule_update`: gate and rule in one kernel, for decode and verify steps."""
 
     op, submodule = "decode", "fused_sigmoid_gating"
-    capabilities = CAPABILITIES
+    capabilities = WITH_COLUMNS
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:

@@ -65,6 +65,12 @@ def print_families(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     help="none, zeros, random or stale; or one word per sequence, comma-separated.",
 )
 @click.option("--state-dtype", default="fp32", show_default=True, help="Of the initial state.")
+@click.option(
+    "--draft",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Make a verify step: up to 1 + N tokens per sequence, on as many columns of slots.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def make(
@@ -78,6 +84,7 @@ def make(
     beta_dtype: str | None,
     state: str,
     state_dtype: str,
+    draft: int | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -90,7 +97,7 @@ def make(
 
     case = make_case(
         family, lengths=lengths, k_heads=k_heads, v_heads=v_heads, dims=dims, dtype=dtype, state=state,  # type: ignore[arg-type]
-        seed=seed, beta_dtype=beta_dtype, state_dtype=state_dtype,
+        seed=seed, beta_dtype=beta_dtype, state_dtype=state_dtype, draft=draft,
     )  # fmt: skip
     path = write_case(case, output)
     if as_json:

@@ -1,0 +1,1 @@
+"""Decode: how an error grows over thousands of steps, and whether the declared rounding explains it."""
