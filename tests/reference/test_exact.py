@@ -8,6 +8,7 @@ from gdncheck.capture.case import Case, starting_state
 from gdncheck.capture.make import make
 from gdncheck.reference.exact import ExactReport, is_exact
 from gdncheck.reference.exact_decode import decode_exact, exact_expected
+from gdncheck.reference.exact_one_hot import is_proven
 from gdncheck.reference.recurrence import recurrence
 
 NAMES = ("q", "k", "v", "g", "beta")
@@ -195,3 +196,62 @@ class TestDecoder:
             initial_state=start,
         )
         assert "was read as column 0 of the initial state of sequence 0" in reading.text
+
+
+class TestProof:
+    """`exact_one_hot` says yes only where forming every number says so too."""
+
+    @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+    @pytest.mark.parametrize("family", ["exact", "exact-raw"])
+    def test_the_family_is_proven_and_its_numbers_agree(self, family, dtype):
+        for seed in range(3):
+            case = exact_case(family, dtype=dtype, dims=(8, 4), seed=seed)
+            assert proven(case)
+            assert report(case, walk=True).exact
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("k", 1.0), ("k", -1.0), ("k", 2.0), ("q", 2.0), ("beta", 2.0), ("v", 130.0), ("g", -746.5)],
+    )
+    def test_what_the_statement_does_not_cover_is_not_proven(self, name, value):
+        case = exact_case()
+        at = (40, 1, slice(0, 2)) if name in ("q", "k") else (40, 1)
+        assert proven(case)
+        assert not proven(case.with_tensors(**{name: changed(case, name, value, at)}))
+
+    def test_a_channel_used_too_often_is_not_proven_in_one_sequence_but_is_in_two(self):
+        case = exact_case(lengths=[18], state="none")
+        k = torch.zeros_like(case["k"])
+        k[:, :, 3] = 1
+        often = case.with_tensors(k=k)
+        assert not proven(often)
+        seldom = often.with_tensors(cu_seqlens=torch.tensor([0, 8, 16, 18]))
+        assert proven(seldom)
+        assert report(seldom, walk=True).exact
+
+    def test_resets_ungated_tokens_and_worst_repeats_stay_exact(self):
+        """All values at their limit, every channel used as often as it may be, resets in between."""
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            case = exact_case(lengths=[64], dims=(8, 4))
+            k = torch.zeros_like(case["k"])
+            order = torch.arange(64)[torch.randperm(64, generator=generator)] % 8
+            k[torch.arange(64), :, order] = 1
+            signs = (torch.rand(case["v"].shape, generator=generator) < 0.5).to(case["v"].dtype)
+            v = (2 * signs - 1) * 128
+            g = torch.where(torch.rand(case["g"].shape, generator=generator) < 0.05, -1024.0, 0.0)
+            worst = case.with_tensors(k=k, v=v, g=g, beta=torch.ones_like(case["beta"]))
+            assert proven(worst)
+            assert report(worst, walk=True).exact
+
+
+def proven(case: Case) -> bool:
+    """What the proof says of a case; raw keys of one length are brought to length 1."""
+    q, k = case["q"], case["k"]
+    if case.options.qk == "raw":
+        q, k = q / q.abs().amax(), k / k.abs().amax()
+    return is_proven(
+        q, k, case["v"], case["g"], case["beta"], scale=case.scale, initial_state=starting_state(case),
+        bounds=case["cu_seqlens"].tolist(), dtype=case["v"].dtype, state_dtype=torch.float32,
+        largest_chunk=128,
+    )  # fmt: skip
