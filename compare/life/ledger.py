@@ -29,7 +29,7 @@ class Entry:
     position: int = 0
     """Tokens of that sequence which the state has seen."""
     step: int | None = None
-    """Step that wrote it; None: never written."""
+    """Step that wrote it; None: no step did, and it is zero as pools are when an engine starts."""
     how: str = "never written"
     rejected: bool = False
     """The last of those tokens was a guess that turned out wrong."""
@@ -87,8 +87,7 @@ class Ledger:
         """
         entry = self.entries[slot]
         line = f"step {step}: {who} read {self._what}slot {slot}, {entry.words}"
-        cleared = entry.sequence is None and entry.step is not None
-        if start == 0 and cleared:
+        if start == 0 and entry.sequence is None:
             return self._content(step, slot, sequence, line, row)
         if entry.sequence != sequence or entry.ended:
             return self._breach("read", step, line, sequence, slot)
@@ -126,9 +125,13 @@ class Ledger:
     def check_kept(self, step: int, rows: Tensor, written: Iterable[int], padded: Iterable[int]) -> Breach | None:
         """Whether every slot that no row of the call was to write has the bits it had.
 
-        padded: slots that padded rows pointed at, to name the culprit.
+        padded: slots that padded rows with a token point at: such a row writes, whatever is seen of it.
         """
         spared = {0, *written}
+        both = next((slot for slot in padded if slot in spared and slot > 0), None)
+        if both is not None:
+            line = f"step {step}: a padded row wrote {self._what}slot {both}, which a row of the call writes too"
+            return self._breach("unowned", step, line, None, both)
         for slot, entry in enumerate(self.entries):
             if slot in spared or digest(rows[slot]) == entry.digest:
                 continue

@@ -73,11 +73,14 @@ class Scene:
         return step
 
     def _arrive(self, step: Arrive) -> Arrive | None:
-        if step.sequence in self.seen or step.sequence < 0 or self.free < 1 + self.draft:
-            return None
-        self.seen.add(step.sequence)
-        self.live[step.sequence] = Progress()
-        return step
+        admitted = []
+        for sequence in step.sequences:
+            if sequence in self.seen or sequence < 0 or self.free < 1 + self.draft:
+                continue
+            self.seen.add(sequence)
+            self.live[sequence] = Progress()
+            admitted.append(sequence)
+        return msgspec.structs.replace(step, sequences=tuple(admitted)) if admitted else None
 
     def _resume(self, step: Resume, progress: Progress) -> Resume | None:
         if progress.running or (not progress.holds and self.free < 1 + self.draft):

@@ -27,15 +27,14 @@ Role = Literal["prefill", "decode", "verify"]
 
 
 class Pools:
-    """The engine's two pools of slots. They start out holding what nobody may read: large numbers."""
+    """The engine's two pools of slots, zero at the start as engines allocate them."""
 
     def __init__(self, slots: int, sizes: Sizes, state_dtype: torch.dtype) -> None:
         shape = (slots, sizes.v_heads, sizes.key_dim, sizes.value_dim)
-        dice = torch.Generator().manual_seed(41)
-        self.state = (torch.randn(shape, generator=dice) * 3).to(state_dtype)
+        self.state = torch.zeros(shape, dtype=state_dtype)
         """[slots, HV, K, V]."""
         shape_of_conv = (slots, sizes.channels, sizes.taps - 1)
-        self.conv = torch.randn(shape_of_conv, generator=dice).to(getattr(torch, sizes.dtype))
+        self.conv = torch.zeros(shape_of_conv, dtype=getattr(torch, sizes.dtype))
         """[slots, D, W-1], oldest input first."""
 
 
@@ -159,5 +158,5 @@ class Reference:
         """A padded row with a token and an index is run like any other: it writes where it points."""
         for padded in group.padded:
             if padded.slot >= 0 and padded.tokens:
-                pools.state[padded.slot] *= 0.5
-                pools.conv[padded.slot] = pools.conv[padded.slot].roll(-1, -1)
+                pools.state[padded.slot] = pools.state[padded.slot] * 0.5 + 1
+                pools.conv[padded.slot] = pools.conv[padded.slot].roll(-1, -1) + 1

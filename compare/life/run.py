@@ -7,6 +7,7 @@ wrongly ends the run, with all that is known of it: the ledger's line first, for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -117,11 +118,14 @@ class Run:
         return None
 
     def _event(self, number: int, step: Arrive | Preempt | Resume | Finish) -> None:
-        sequence, lives = step.sequence, self.lives
+        lives = self.lives
         if isinstance(step, Arrive):
-            lives.arrive(sequence, self.tokens.start(sequence))
-            self.bookkeeper.arrive(sequence)
-        elif isinstance(step, Preempt):
+            for arrived in step.sequences:
+                lives.arrive(arrived, self.tokens.start(arrived))
+                self.bookkeeper.arrive(arrived)
+            return
+        sequence = step.sequence
+        if isinstance(step, Preempt):
             if step.state == "dropped":
                 kept = lives.sequences[sequence].checkpoint
                 self._end(number, sequence, "was preempted", None if kept is None else kept.position)
@@ -306,7 +310,7 @@ class Run:
     def _check_writes(self, number: int, step: Call, plan: Plan) -> list[Breach]:
         needed = self.lives.needed()
         found: list[Breach | None] = []
-        padded = [p.slot for p in plan.padded]
+        padded = [p.slot for p in plan.padded if p.tokens]
         pairs = [(self.ledger, self.pools.state, lambda row: row.writes)]
         if self.machine.has_conv:
             pairs.append((self.conv_ledger, self.pools.conv, lambda row: row.conv_writes))
@@ -349,7 +353,7 @@ class Run:
             windows = [self.pools.conv[slot] for row in group.rows for slot in row.conv_writes]
             versions = [before[row.sequence] for row in group.rows]
             outcomes.append(judge_conv(due, versions, expected, answer.conv_output, windows))
-        return [_with_sequence(o, group) for o in outcomes]
+        return [_in_life(o, group) for o in outcomes]
 
     def _failure(
         self, number: int, plan: Plan, breaches: list[Breach], outcomes: list[Outcome]
@@ -381,21 +385,29 @@ class Run:
         return f"sequence {row.sequence} {read} at position {row.start} and wrote slot {wrote}"
 
 
-def _with_sequence(outcome: Outcome, group: Group) -> Outcome:
-    """Places count the rows of a call; a life's sequences have numbers of their own."""
+def _in_life(outcome: Outcome, group: Group) -> Outcome:
+    """Places count the rows and tokens of a call; a life's sequences and positions have numbers of their own."""
     place = outcome.place
-    if place is None or place.sequence is None or outcome.check == "conv":
+    if place is None or outcome.check == "conv":
         return outcome
-    number = place.sequence
-    if place.tensor == "state" and group.role == "verify":
-        # One state per token: which row it belongs to.
-        counts = torch.tensor(group.lengths).cumsum(0)
-        number = int(torch.searchsorted(counts, number, right=True))
-    mine = group.rows[number].sequence
-    reason = outcome.reason.replace(f"sequence {place.sequence},", f"sequence {mine},")
-    return msgspec.structs.replace(
-        outcome, reason=reason, place=msgspec.structs.replace(place, sequence=mine)
-    )
+    each = place.tensor == "state" and group.role == "verify"
+    # One state per token of a verify: which row it belongs to.
+    ends = torch.tensor(group.lengths).cumsum(0) if each else torch.arange(1, len(group.rows) + 1)
+
+    def mine(number: int) -> RowPlan:
+        return group.rows[int(torch.searchsorted(ends, number, right=True))]
+
+    def words(found: re.Match[str]) -> str:
+        row, head, token = mine(int(found[1])), found[2] or "", found[3]
+        return f"sequence {row.sequence}{head}" + (f", token {row.start + int(token)}" if token else "")
+
+    reason = re.sub(r"sequence (\d+)(, head \d+)?(?:, chunk \d+)?(?:, token (\d+))?", words, outcome.reason)
+    if place.sequence is None:
+        return msgspec.structs.replace(outcome, reason=reason)
+    row = mine(place.sequence)
+    token = None if place.token is None else row.start + place.token
+    moved = msgspec.structs.replace(place, sequence=row.sequence, chunk=None, token=token)
+    return msgspec.structs.replace(outcome, reason=reason, place=moved)
 
 
 def _request(row: Row) -> RowRequest:

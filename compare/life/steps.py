@@ -50,9 +50,9 @@ Row = Prefill | Decode | Verify
 
 
 class Arrive(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="arrive"):
-    """A sequence is admitted and needs slots."""
+    """Sequences are admitted and need slots."""
 
-    sequence: int
+    sequences: tuple[int, ...]
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="call"):
@@ -127,7 +127,9 @@ def step_words(step: Step) -> str:
         return f"preempt sequence {step.sequence}, state {step.state}"
     if isinstance(step, Resume):
         return f"resume sequence {step.sequence} from {step.source}"
-    return f"{'arrive' if isinstance(step, Arrive) else 'finish'} sequence {step.sequence}"
+    if isinstance(step, Arrive):
+        return f"arrive sequence {', '.join(map(str, step.sequences))}"
+    return f"finish sequence {step.sequence}"
 
 
 def dumps(history: History) -> str:
