@@ -25,6 +25,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunk_size: int | None = None
     state_dtype: str | None = None
     output_final_state: bool = True
+    stepwise: bool = False
+    """Run the call token by token (`stepwise`), the state handed on in `state_dtype`."""
+    keep_states: tuple[int, ...] = ()
+    """Of a stepwise call: numbers of tokens after which the states come back, as `step_states`."""
     pins: dict[str, Any] = {}
     """Triton kernel name -> pinned autotune configuration; `*` for all that have none of their own."""
     tune: Literal["stock", "never", "fresh"] = "stock"
@@ -36,6 +40,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a second stream of the GPU busy meanwhile; evidence `busy_stream` counts its launches."""
     poison: Literal["nan", "huge"] | None = None
     """Fill fresh allocations of the worker with this before the kernel sees them."""
+    shared: Literal["nan", "huge"] | None = None
+    """On a GPU, fill all shared memory with this before every Triton launch; evidence `shared_memory`."""
     guard: bool = False
     """Put inputs and fresh allocations between guard bands; evidence `guard_written` lists those hit."""
     heads: tuple[int, int, int, int] | None = None

@@ -46,6 +46,8 @@ from .protocol import (
     same_bytes,
     share_tensors,
 )
+from .shared_memory import DirtySharedMemory
+from .stepwise import run_stepwise
 from .tuning import tuner_account
 
 MESSAGE_LIMIT = 500  # characters; compilers answer in pages
@@ -100,14 +102,20 @@ def run_call(adapter: Adapter, call: KernelCall, device: Device) -> tuple[Finish
         # Guards first: they copy a buffer, and the copy is what is to be poisoned.
         handlers = [h for h in (guards, poison) if h is not None]
         busy = BusyStream(device.name) if call.options.busy else None
-        with torch.no_grad(), fresh_buffers(handlers), tuner_account(call.options, evidence):
+        shared = DirtySharedMemory(call.options.shared) if call.options.shared else None
+        with (
+            torch.no_grad(),
+            fresh_buffers(handlers),
+            tuner_account(call.options, evidence),
+            shared or nullcontext(),
+        ):
             device.synchronize()
             started = time.perf_counter()
             with busy or nullcontext():
-                outputs = adapter.run(given)
+                outputs = run_stepwise(adapter, given) if call.options.stepwise else adapter.run(given)
             device.synchronize()
             seconds = time.perf_counter() - started
-        for handler in (poison, guards, busy):
+        for handler in (poison, guards, busy, shared):
             evidence |= handler.evidence() if handler is not None else {}
         evidence |= getattr(adapter, "evidence", {})
         written = [name for name, tensor in own.items() if not same_bytes(tensor, call.tensors[name])]
