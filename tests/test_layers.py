@@ -15,7 +15,7 @@ KERNEL_PACKAGES = {"triton", "fla", "vllm", "sglang", "flashinfer", "transformer
 # Below these a process is a child that runs a kernel or a model, so it may import them.
 IN_CHILDREN = ("kernels", "capture")
 # A kernel itself, which workers load by its import path: nothing here may import it.
-KERNELS_BY_PATH = ("gdncheck.kernels.planted_triton",)
+KERNELS_BY_PATH = ("gdncheck.kernels.planted_triton", "gdncheck.kernels.shared_fill")
 
 
 def modules(layer: str) -> Iterator[Path]:
