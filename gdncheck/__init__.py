@@ -15,9 +15,11 @@ __version__ = "0.1.0"
 # Twin -> module that defines it.
 _TWINS = {
     "bisect": "gdncheck.compare.bisect",
+    "decode": "gdncheck.compare.decode.drift",
     "diff": "gdncheck.compare.diff",
     "doctor": "gdncheck.kernels.doctor",
     "inspect": "gdncheck.compare.inspect",
+    "life": "gdncheck.compare.life.life",
     "make": "gdncheck.capture.make",
     "repeat": "gdncheck.compare.repeats",
     "selftest": "gdncheck.compare.selftest",

@@ -16,10 +16,12 @@ from gdncheck.capture.errors import GdncheckError
 # Command -> "module:attribute". Modules import heavy libraries inside functions only.
 COMMANDS = {
     "capture": "gdncheck.cli.capture:capture",
+    "decode": "gdncheck.cli.decode:decode",
     "diff": "gdncheck.cli.diff:diff",
     "doctor": "gdncheck.cli.doctor:doctor",
     "inspect": "gdncheck.cli.inspect:inspect",
     "kernels": "gdncheck.cli.kernels:kernels",
+    "life": "gdncheck.cli.life:life",
     "make": "gdncheck.cli.make:make",
     "repeat": "gdncheck.cli.repeat_runs:repeat",
     "selftest": "gdncheck.cli.selftest:selftest",

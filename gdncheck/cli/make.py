@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 
@@ -66,6 +68,11 @@ def print_families(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 )
 @click.option("--state-dtype", default="fp32", show_default=True, help="Of the initial state.")
 @click.option(
+    "--qk",
+    type=click.Choice(["raw", "normalised"]),
+    help="Whether q and k still need l2norm; default: as the family has them.",
+)
+@click.option(
     "--draft",
     type=click.IntRange(min=0),
     metavar="N",
@@ -84,6 +91,7 @@ def make(
     beta_dtype: str | None,
     state: str,
     state_dtype: str,
+    qk: Any,
     draft: int | None,
     seed: int,
     as_json: bool,
@@ -97,7 +105,7 @@ def make(
 
     case = make_case(
         family, lengths=lengths, k_heads=k_heads, v_heads=v_heads, dims=dims, dtype=dtype, state=state,  # type: ignore[arg-type]
-        seed=seed, beta_dtype=beta_dtype, state_dtype=state_dtype, draft=draft,
+        seed=seed, beta_dtype=beta_dtype, state_dtype=state_dtype, qk=qk, draft=draft,
     )  # fmt: skip
     path = write_case(case, output)
     if as_json:
