@@ -1,25 +1,32 @@
-"""conv: the causal depthwise convolution with SiLU, and the state that it leaves behind.
+"""conv and conv-update: the causal depthwise convolution with SiLU, and the state that it leaves behind.
 
 Contract clauses with numbers: `conv.activation` (silu), `cast.conv.pre` (torch rounds the sum to the model's
-dtype before SiLU), `cast.conv.product`, `cast.conv.sum`. Domain: finite inputs, weights and states. The state
-left behind holds inputs, bit for bit.
+dtype before SiLU), `cast.conv.product`, `cast.conv.sum`. Domain: finite inputs, weights and states, and no
+product beyond a declared 16-bit format. The state left behind holds inputs, bit for bit. Beside this file:
+rows of a pool (`conv_slots`), the bound of every entry (`conv_bound`), and the further calls that a kernel is
+asked for, whatever the case is like (`conv_variants`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ...kernels.ops.conv_state import starting_conv_state
+from ...kernels.ops.conv_state import left_rows, starting_conv_state, starting_rows
 from ...reference.conv import causal_conv
 from ...reference.emulation_ops import OpRounding, emulate_conv
 from ...reference.op_functions import Conv
+from .conv_bound import check_bound
+from .conv_slots import check_pool, without_padding
+from .conv_variants import relations_of
 from .op import Guess, Op, OpFinding, OpInputs, Tensors, not_finite, parameter
 
 UNDERFLOWS, SATURATES = -110.0, 30.0
 LARGEST_SUM = 2.0**24
+CONV_PAST = ("conv_state", "conv_pool", "slot_indices", "read_slot_indices", "num_accepted")
 
 
 def truth(inputs: OpInputs) -> Tensors:
@@ -29,9 +36,10 @@ def truth(inputs: OpInputs) -> Tensors:
         inputs.function.activation,
     )  # fmt: skip
     if inputs.function.stale_state:
-        before = starting_conv_state(t)
-        state = torch.zeros_like(state) if before is None else before.double()
-    return {"conv_output": output, "final_conv_state": state}
+        before = starting_rows(t)
+        left = torch.zeros_like(state) if before is None else before.double()
+        return {"conv_output": output, "final_conv_state": left}
+    return {"conv_output": output, "final_conv_state": left_rows(t, state)}
 
 
 def emulate(inputs: OpInputs, at: OpRounding) -> Tensors:
@@ -50,37 +58,49 @@ def domain(inputs: OpInputs, casts: Mapping[str, str]) -> list[OpFinding]:
         sequence = int((~torch.isfinite(state)).flatten(1).any(-1).nonzero()[0])
         row = int(inputs.cu_seqlens[sequence])
         found.append(OpFinding("conv_state", row, f"conv_state of sequence {sequence} is not finite"))
-    return found
+    return found or _overflowing_products(inputs, casts)
+
+
+def _overflowing_products(inputs: OpInputs, casts: Mapping[str, str]) -> list[OpFinding]:
+    """float16 holds 65504: a kernel that says it multiplies in its input's dtype overflows beyond."""
+    x, weight = inputs.tensors["conv_input"], inputs.tensors["conv_weight"]
+    if casts.get("conv.product") != "native" or x.dtype != torch.float16 or weight.dtype != torch.float16:
+        return []
+    products = x.double().abs() * weight.double().abs().amax(-1)
+    over = (products > torch.finfo(torch.float16).max).any(-1).nonzero().flatten()
+    if not len(over):
+        return []
+    worst = float(products[over[0]].max())
+    return [OpFinding("conv_input", int(over[0]), f"a product of {worst:g} overflows float16")]
 
 
 def exact(inputs: OpInputs) -> Tensors:
-    """Small integers whose sum is 0, or so large that SiLU is the sum, or so small that it is 0."""
+    """Small integers whose sum is 0, or so large that SiLU is the sum, or so small that it is 0.
+
+    Channel by channel: every product fits the significand of the input's dtype, every partial sum float32's.
+    """
     t = inputs.tensors
-    x, weight = t["conv_input"].double(), t["conv_weight"].double()
+    x, weight, bias = t["conv_input"], t["conv_weight"].double(), t.get("conv_bias")
     state = starting_conv_state(t)
-    integers = _grid(x) and _grid(weight) and (state is None or _grid(state.double()))
-    bias = t.get("conv_bias")
-    if not integers or (bias is not None and not _grid(bias.double())):
-        return {"conv_output": torch.zeros_like(x, dtype=torch.bool)}
-    largest = max(float(x.abs().max()), 0.0 if state is None else float(state.double().abs().max()))
     total, _ = causal_conv(x, weight, bias, state, t["cu_seqlens"], None)
-    safe = largest * float(weight.abs().sum(-1).max()) <= LARGEST_SUM * _unit(x)
-    kept = total.to(t["conv_input"].dtype).double() == total
+    peak = x.double().abs().amax(0) if len(x) else weight.new_zeros(x.shape[1])
+    whole = _integers(x, 0) & _integers(weight, 1)
+    if state is not None and len(state):
+        peak = torch.maximum(peak, state.double().abs().amax((0, 2)))
+        whole = whole & _integers(state, (0, 2))
+    largest = peak * weight.abs().sum(-1)
+    if bias is not None:
+        whole, largest = whole & _integers(bias[None], 0), largest + bias.double().abs()
+    products = peak * weight.abs().amax(-1) <= 2.0 / torch.finfo(x.dtype).eps
+    kept = total.to(x.dtype).double() == total
     quiet = (total == 0) | (total >= SATURATES) | (total <= UNDERFLOWS)
-    return {"conv_output": kept & quiet & safe}
+    return {"conv_output": kept & quiet & (whole & products & (largest <= LARGEST_SUM))}
 
 
-def _grid(x: Tensor) -> bool:
-    """Whether all entries are multiples of the smallest one's power of two, within 24 bits of it."""
-    return bool(torch.isfinite(x).all()) and bool((x == (x / _unit(x)).round() * _unit(x)).all())
-
-
-def _unit(x: Tensor) -> float:
-    """A power of two that divides what is usually there: 1, or more for large values alone."""
-    smallest = x[x != 0].abs()
-    if not smallest.numel() or float(smallest.min()) < 1:
-        return 1.0
-    return float(2.0 ** (torch.frexp(smallest.min())[1].item() - 1)) if float(smallest.min()) > 256 else 1.0
+def _integers(x: Tensor, over: int | tuple[int, ...]) -> Tensor:
+    """Whether all entries along some dimensions are finite integers."""
+    wide = x.double()
+    return (torch.isfinite(wide) & (wide == wide.round())).all(over)
 
 
 def _shifted(by: int) -> Guess:
@@ -102,7 +122,7 @@ def _flipped(inputs: OpInputs) -> OpInputs:
 
 
 def _no_past(inputs: OpInputs) -> OpInputs:
-    rest = {n: x for n, x in inputs.tensors.items() if n not in ("conv_state", "conv_pool", "slot_indices")}
+    rest = {n: x for n, x in inputs.tensors.items() if n not in CONV_PAST}
     return OpInputs(rest, inputs.function, inputs.cu_seqlens, inputs.heads)
 
 
@@ -128,14 +148,20 @@ GUESSES = (
 
 OP = Op(
     name="conv",
+    points="conv",
     truth=truth,
     emulate=emulate,
     reads="conv_input",
     function=Conv(),
     copies=("final_conv_state",),
-    profiles=({}, {"conv.pre": "native"}),
+    profiles=({}, {"conv.pre": "native"}, {"conv.product": "native"}),
     clauses={"conv.activation": parameter("activation")},
     domain=domain,
     exact=exact,
     guesses=GUESSES,
+    checks=(check_bound,),
+    owned=without_padding,
+    beside=check_pool,
+    further=relations_of,
 )
+UPDATE = replace(OP, name="conv-update")

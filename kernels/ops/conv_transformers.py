@@ -43,7 +43,7 @@ class TransformersConv(ConvAdapter):
         super().__init__(found)
         self.function, self.found_in, self.unwrapped = torch_function(self.function_name)
 
-    def environment(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         name = f"{self.found_in}.{self.function_name}"
         return {"backend": "torch", "interpreted": False, "function": name, "unwrapped": self.unwrapped}
 

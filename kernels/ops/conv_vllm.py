@@ -60,7 +60,7 @@ class VllmConv(ConvAdapter):
         self.null_row = "null_block_id" in parameters
         self.takes_read_slots = "initial_state_idx" in parameters
 
-    def environment(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"backend": "triton", "interpreted": self.interpreted, "null_row": self.null_row}
 
     def check_slots(self, pool: ConvPool) -> None:

