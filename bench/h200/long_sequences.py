@@ -267,7 +267,12 @@ def child(options: argparse.Namespace) -> None:
     kernel = Kernel(TARGETS[options.child], device)
     if options.compile:
         for heads in (sizes.heads, sizes.packed[2]):
-            kernel(cut(drawn(2 * CHUNK, heads, sizes.dim, device), 0, 2 * CHUNK))
+            # Each way in which it is called below is a kernel of its own: with a state, and as a batch.
+            x = drawn(4 * CHUNK, heads, sizes.dim, device)
+            _, state = kernel(cut(x, 0, 2 * CHUNK))
+            kernel(cut(x, 2 * CHUNK, 4 * CHUNK), state)
+            if heads == sizes.packed[2] and hasattr(kernel.adapter, "package_module"):
+                kernel.batch(x, 2)
         return
     finished = {row["kind"] for row in rows_of(part_file)}
     longest = 2 * sizes.suspects["stored states"] + CHUNK if options.longest is None else options.longest
