@@ -85,6 +85,31 @@ class StageFinding(msgspec.Struct, frozen=True, kw_only=True):
     """The ratio of its value in the kernel's own chain."""
 
 
+class OpFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of a chain (`ops.chain`): what it makes of the truth's input, of its own, and in all."""
+
+    op: str
+    """conv, split, post-conv, l2norm, gate, rule, norm or core."""
+    kernel: str
+    verdict: VerdictWord
+    """On what it makes itself: of the truth's input, and of the input that the chain handed it."""
+    made: bool
+    """It errs by itself."""
+    handed_on: bool
+    """Its value in the chain departs because what it read did."""
+    ratio_fed: float | None = None
+    """Largest RMS ratio to the emulation's error, on the truth's input."""
+    ratio_own: float | None = None
+    """The same on the input that the chain handed it, against the truth of that input."""
+    ratio_chain: float | None = None
+    """Of its value in the chain against the chain's truth, to an honest chain's error."""
+    place: Place | None = None
+    reason: str = ""
+    error: dict[str, float | None] = {}
+    """Relative RMS error of each output in the chain, against the chain's truth."""
+    contract_differences: tuple[ContractDifference, ...] = ()
+
+
 class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
     """A function of the catalogue (`hypotheses`) that explains an answer which the contract does not."""
 
@@ -137,6 +162,8 @@ class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
     """Stage by stage, where the diff was asked for it."""
     stages_note: str = ""
     """Why there are no stages."""
+    ops: tuple[OpFinding, ...] = ()
+    """Operation by operation, where a whole core was judged."""
 
     @property
     def verdict(self) -> VerdictWord:

@@ -65,8 +65,11 @@ class OpRounding:
     """Where one run of an operation rounds."""
 
     casts: Mapping[str, str] = field(default_factory=dict)
-    """Cast point -> format, or `native` (the dtype of the operation's main input); others stay float32."""
+    """Cast point -> format, or `native` (the dtype of the operation's main input), or `promoted` (the wider
+    of that and its weight's); others stay float32."""
     native: torch.dtype = torch.float32
+    weight: torch.dtype | None = None
+    """Dtype of the operation's weight, for `promoted`."""
     seed: int | None = None
     """Of the jitter; None: none."""
 
@@ -81,7 +84,9 @@ class OpRounding:
         fmt = self.casts.get(point)
         if fmt is None:
             return x
-        return round_to(x, format_of(self.native) if fmt == "native" else fmt)
+        if fmt == "promoted" and self.weight is not None:
+            fmt = format_of(torch.promote_types(self.native, self.weight))
+        return round_to(x, format_of(self.native) if fmt in ("native", "promoted") else fmt)
 
     def dice(self, point: str, x: Tensor) -> Tensor:
         """Numbers of [-1, 1] in the shape of x; zeros without a seed."""

@@ -2,9 +2,10 @@
 
 Contract clauses with numbers: `gate.softplus-threshold` (20 in torch, fla and vLLM: from there softplus(x)
 is x, which changes g by 2e-9 relative at most), `beta.dtype` (bfloat16 where the layer keeps the model's
-dtype), `cast.gate.sigmoid` (bf16 in vLLM's CPU decode operator), `gate.form` (log: log(1 + exp(x)), which
-loses small values). Domain: all of a and b but NaN; a = -inf is g = 0 and a = +inf a reset (g = -inf),
-b = -inf and +inf are beta 0 and 1.
+dtype), `cast.gate.sigmoid` (each step of the sigmoid in bf16, vLLM on a CPU), `gate.form` (log: log(1 +
+exp(x)), which loses small values), `gate.dt-bias` (bfloat16: dt_bias is rounded first, vLLM on a CPU).
+Domain: all of a and b but NaN; a = -inf is g = 0 and a = +inf a reset (g = -inf), b = -inf and +inf are beta
+0 and 1.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ def exact(inputs: OpInputs) -> Tensors:
     return {"g": nothing | whole, "beta": beta}
 
 
-def _beta_dtype(inputs: OpInputs, value: Any) -> OpInputs:
-    """A rounding: what is computed stays the same (the cast point says how it is stored)."""
-    return inputs
+def _dt_bias(inputs: OpInputs, value: Any) -> OpInputs:
+    """dt_bias is taken in this dtype."""
+    dt_bias = inputs.tensors["dt_bias"]
+    kept = dt_bias.to(getattr(torch, str(value)))
+    return inputs if torch.equal(kept.to(dt_bias.dtype), dt_bias) else inputs.changed(dt_bias=kept)
 
 
 def _rolled(inputs: OpInputs, name: str) -> OpInputs:
@@ -110,7 +113,7 @@ OP = Op(
     # transformers takes the sigmoid in the model's dtype: torch computes it in float32 and rounds once.
     profiles=({}, {"gate.beta": "native"}),
     forms=({"log1p": True}, {"log1p": False, "threshold": 20.0}),
-    clauses={"gate.softplus-threshold": parameter("threshold"), "beta.dtype": _beta_dtype},
+    clauses={"gate.softplus-threshold": parameter("threshold"), "gate.dt-bias": _dt_bias},
     domain=domain,
     exact=exact,
     guesses=GUESSES,

@@ -97,11 +97,12 @@ OP = Op(
     truth=truth,
     emulate=emulate,
     reads="z",
+    weight="norm_weight",
     function=Norm(),
     profiles=(
         {},
         {"norm.normed": "native"},
-        {"norm.normed": "native", "norm.weighted": "native"},
+        {"norm.normed": "native", "norm.weighted": "promoted"},
     ),
     clauses={
         "norm.eps": parameter("eps"),

@@ -107,7 +107,13 @@ def contract_of_op(family: str, op: str, version: str | None) -> Contract:
             "l2norm": _l2norm(clause, "kernels/ops/attention/fla/l2norm.py"),
         }[op]
     else:
-        own = _gate(clause, "csrc/cpu (fused_gdn_gating_cpu)", form="log1p", beta="bfloat16")
+        where = "csrc/cpu (fused_gdn_gating_cpu)"
+        own = [
+            *_gate(clause, where, form="log1p", beta="bfloat16"),
+            clause(
+                "gate.dt-bias", "transform", "dt_bias", "bfloat16", "the operator takes it in bfloat16 only"
+            ),
+        ]
     relations = [clause(f"relation.{name}", "relation", name, word) for name, word in RELATIONS.items()]
     at = f"@{version}" if version else ""
     return Contract(kernel=f"{family}.{op}{at}", clauses=(*own, *relations))

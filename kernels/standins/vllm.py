@@ -3,7 +3,8 @@
 Read in vllm 0.19.1, 0.23.0, 0.29.0 and 0.33.0: the kernel files name `vllm.triton_utils` (all),
 `vllm.platforms.current_platform` (device choice), `vllm.utils.math_utils` and `vllm.utils.platform_utils`
 (norms), `vllm.utils.gpu_sync_debug` and `vllm.utils.torch_utils.async_tensor_h2d` (chunk indices, from
-0.29), `vllm.logger` (newer trees) and `vllm.v1.attention.backends.utils` (the conv's padding index).
+0.29), `vllm.logger` (newer trees), `vllm.v1.attention.backends.utils` (the conv's padding index) and
+`vllm.model_executor.warmup` (0.33's layer norm, a class to compile before the first call).
 The numbers that these compute are exact, so the kernels' results do not depend on them.
 """
 
@@ -97,6 +98,18 @@ def async_tensor_h2d(data: Any, device: Any = None, dtype: torch.dtype | None = 
     return torch.as_tensor(data).to(device=device, dtype=dtype)
 
 
+class JitKernel:
+    """Base of a kernel that can compile itself beforehand (0.33's layer norm); only the call counts."""
+
+    def __class_getitem__(cls, key: Any) -> type:
+        return cls
+
+
+def not_here(*_: Any, **__: Any) -> Any:
+    """Stands for what only warming up calls."""
+    raise NotImplementedError("vLLM's warm-up is not run here; the kernel is called as it is")
+
+
 def install(name: str) -> tuple[Path, str]:
     """Put bare packages and stand-ins into sys.modules; (source root, dotted name of the ops package).
 
@@ -122,6 +135,11 @@ def install(name: str) -> tuple[Path, str]:
     stand_in("vllm.utils.platform_utils", num_compute_units=num_compute_units)
     stand_in("vllm.utils.gpu_sync_debug", gpu_sync_allowed=contextlib.nullcontext)
     stand_in("vllm.utils.torch_utils", async_tensor_h2d=async_tensor_h2d)
+    warmup = "vllm.model_executor.warmup"
+    stand_in(warmup, __path__=[])
+    stand_in(f"{warmup}.jit_warmup", VllmJitKernel=JitKernel)
+    names = ("TritonPointerInputVariant", "TritonWarmupTensor", "triton_scalar_specialization_rep")
+    stand_in(f"{warmup}.jit_warmup_triton_helper", **dict.fromkeys(names, not_here))
     # vllm/v1/attention/backends/utils.py: -1 marks a padded row, 0 is the block that nobody owns.
     stand_in("vllm.v1.attention.backends.utils", PAD_SLOT_ID=-1, NULL_BLOCK_ID=0)
     return root, package
