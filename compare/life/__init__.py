@@ -1,1 +1,1 @@
-"""The life of a state: histories of an engine's calls, the bookkeeping of slots, and the ledger that checks it."""
+"""The life of a state: histories of calls, the bookkeeping of slots, and the ledger that checks it."""

@@ -170,9 +170,7 @@ class Bookkeeper:
     def plan(self, request: Request) -> Plan:
         clears: list[int] = []
         rows = tuple(self.row(asked, clears) for asked in request.rows)
-        padded = tuple(
-            self.padded_row(len(rows) + i, request.padding) for i in range(request.padded)
-        )
+        padded = tuple(self.padded_row(len(rows) + i, request.padding) for i in range(request.padded))
         self.buffer[: len(rows)] = [row.writes[-1] for row in rows]
         return Plan(rows=rows, padded=padded, clears=tuple(clears))
 
@@ -238,7 +236,9 @@ def load_bookkeeper(name: str) -> Any:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise BadInput(f"bookkeeper {name}: {error}; run where it lies, or set PYTHONPATH") from error
-    missing = [m for m in ("arrive", "preempt", "resume", "finish", "plan", "accept") if not hasattr(found, m)]
+    missing = [
+        m for m in ("arrive", "preempt", "resume", "finish", "plan", "accept") if not hasattr(found, m)
+    ]
     if missing:
         raise BadInput(f"bookkeeper {name} has no {', '.join(missing)}; see docs/life.md for the interface")
     return found

@@ -26,7 +26,7 @@ ARRIVAL, END, STOP, RETURN = 0.22, 0.07, 0.14, 0.6
 def draw_history(
     seed: int, number: int, n_steps: int = 200, *, slots: int = SLOTS, draft: int = DRAFT, longest: int = 13
 ) -> History:
-    """History `number` of a seed, with exactly n_steps steps. longest: tokens of the longest prefill chunk."""
+    """History `number` of a seed, with exactly n_steps steps. longest: tokens of a prefill chunk at most."""
     dice = Random(f"life {seed} {number}")
     scene = Scene(slots, draft)
     steps: list[Step] = []

@@ -5,12 +5,13 @@ carried instead of starting anew. So a call gets a witness of its own (`CallWitn
 decide: non-finite values, the emulation ratio with the same limits, the low bits. A running bound is not
 asked for: it would have to be carried too, and says less than the ratio.
 
-The conv keeps copies of inputs, so its state must have their bits; its output is bounded by the roundings of
-one dot product of W terms.
+The conv keeps copies of inputs, so its state must have their bits; its output has the bound that `diff` has
+for `--op conv`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -18,15 +19,18 @@ import torch
 from torch import Tensor
 
 from ...kernels.interface import KernelInfo
-from ...reference.conv import causal_conv
 from ...reference.recurrence import recurrence
 from ..checks import emulation_ratio, low_bits, nonfinite
 from ..clauses import transforms_of, under
 from ..inputs import Inputs
-from ..tiles import TileMap, map_states, map_tokens, unit_roundoff
+from ..ops.conv_bound import check_bound
+from ..ops.op import OpInputs
+from ..ops.table import OPS
+from ..ops.trial import OpTrial
+from ..tiles import TileMap, map_states
 from ..trial import Trial
 from ..verdict import Outcome, Place
-from ..witness import DEFAULT_CHUNK, Witness
+from ..witness import Witness
 from ..yardstick import (
     DECAY_ROUNDINGS,
     FAST_EXP_BIAS,
@@ -38,13 +42,12 @@ from ..yardstick import (
     decay_floors,
     honest_runs,
 )
+from .bookkeeping import RowPlan
 from .lives import Version, conv_after, honest_states, one_token
 from .machine import Group
 
 CHECKS = (nonfinite.check, emulation_ratio.check, low_bits.check)
 CONV_CHECK = "conv"
-# Derivative of SiLU at most, and float32 roundings of a product and of the exponential, per term.
-SILU_SLOPE, TERM_ROUNDINGS = 1.1, 4
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -99,8 +102,8 @@ class CallWitness(Witness):
         floors = self._floors(maps[0], fast_exp=chunk_size is None and device == "cuda")
         plain = self._results[0]
         float32 = self.inputs.v.dtype == torch.float32 and "tf32" not in plain[0].precision.dots.values()
-        output, state = (s.scale(f, float32=float32) for s, f in zip(scales, floors, strict=True))
-        return Yardstick(profile, chunk_size, output, state, len(self._results), plain[2].float())
+        found = [s.scale(f, float32=float32) for s, f in zip(scales, floors, strict=True)]
+        return Yardstick(profile, chunk_size, found[0], found[1], len(self._results), plain[2].float())
 
     def _floors(self, tiles: TileMap, *, fast_exp: bool) -> tuple[Tensor, Tensor]:
         """[M, H] relative errors that a few float32 scalars cause, over all the calls of a life.
@@ -169,7 +172,9 @@ def expect(
 
 def _rule(inputs: Inputs) -> dict[str, object]:
     keywords = inputs.keywords()
-    return {name: keywords[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")}
+    return {
+        name: keywords[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")
+    }
 
 
 def _token_by_token(
@@ -227,61 +232,78 @@ def device_of(info: KernelInfo) -> str:
 
 
 def judge_rule(expected: Expected, info: KernelInfo, output: Tensor, states: Tensor) -> list[Outcome]:
-    """What the checks say of a call's output [T, HV, V] and states [M, HV, K, V], as the pool has them."""
+    """What the checks say of a call's output [T, HV, V] and states [M, HV, K, V], as the pool has them.
+
+    Places are left as the call has them (`in_life`).
+    """
     trial = Trial(expected.witness, info, output, states)
     return [check(trial) for check in CHECKS]
 
 
 def judge_conv(
-    group: Group, versions: Sequence[Version], expected: Expected, output: Tensor | None, states: Sequence[Tensor]
+    group: Group,
+    versions: Sequence[Version],
+    expected: Expected,
+    info: KernelInfo,
+    output: Tensor | None,
+    states: Sequence[Tensor],
 ) -> Outcome:
     """The conv's output within its roundings, its states the last inputs bit for bit.
 
-    states: [D, W-1] of each written slot, rows in order.
+    states: [D, W-1] of each written slot, rows in order. info: the conv's kernel.
     """
     want = [version for after in expected.versions for version in after]
     rows = [i for i, after in enumerate(expected.versions) for _ in after]
     for got, version, row in zip(states, want, rows, strict=True):
-        if not torch.equal(got, version.conv.to(got.dtype)):
-            channel = int((got != version.conv.to(got.dtype)).any(-1).nonzero()[0])
-            reason = (
-                f"the conv state of sequence {group.rows[row].sequence} after {version.position} tokens is "
-                f"not its last inputs, first in channel {channel}"
-            )
-            place = Place(tensor="conv_state", class_="wrong", sequence=group.rows[row].sequence)
-            return Outcome(check=CONV_CHECK, tier=0, status="fires", reason=reason, place=place)
-    return _conv_output(group, versions, output)
-
-
-def _conv_output(group: Group, versions: Sequence[Version], output: Tensor | None) -> Outcome:
+        if torch.equal(got, version.conv.to(got.dtype)):
+            continue
+        channel = int((got != version.conv.to(got.dtype)).any(-1).nonzero()[0])
+        reason = (
+            f"the conv state of sequence {group.rows[row].sequence} after {version.position} token(s) is "
+            f"not its last inputs, first in channel {channel}"
+        )
+        place = Place(tensor="conv_state", class_="wrong", sequence=group.rows[row].sequence)
+        return Outcome(check=CONV_CHECK, tier=0, status="fires", reason=reason, place=place)
     if output is None:
         return Outcome(check=CONV_CHECK, tier=2, status="ok")
-    x, weight = group.tensors["conv_input"], group.tensors["conv_weight"]
+    return in_life(_conv_output(group, versions, info, output), group)
+
+
+def _conv_output(group: Group, versions: Sequence[Version], info: KernelInfo, output: Tensor) -> Outcome:
+    """By the bound that `diff --op conv` has, with the roundings that the kernel declares."""
+    x = group.tensors
     start = torch.stack([v.conv for v in versions])
-    truth, _ = causal_conv(x, weight, None, start, group.offsets)
-    size, _ = causal_conv(x.abs(), weight.abs(), None, start.abs(), group.offsets, activation=None)
-    stored = unit_roundoff(output.dtype)
-    bound = 2 * stored * truth.abs() + SILU_SLOPE * size * TERM_ROUNDINGS * (weight.shape[1] + 1) * U32
-    bound = bound + float(torch.finfo(output.dtype).smallest_normal)
-    wrong = ~((output.double() - truth).abs() <= bound)
-    if not bool(wrong.any()):
-        return Outcome(check=CONV_CHECK, tier=2, status="ok")
-    row, channel = wrong.nonzero()[0].tolist()
-    number = int(torch.searchsorted(group.offsets, row, right=True)) - 1
-    token = row - int(group.offsets[number])
-    sequence = group.rows[number].sequence
-    reason = (
-        f"the conv's output is {float(output[row, channel]):.6g} where the truth is "
-        f"{float(truth[row, channel]):.6g} at sequence {sequence}, token {versions[number].position + token} "
-        f"(channel {channel}; {int(wrong.sum())} of {wrong.numel()} entries beyond their bound)"
-    )
-    place = Place(tensor="conv_output", class_="wrong", sequence=sequence, token=token)
-    return Outcome(check=CONV_CHECK, tier=2, status="fires", reason=reason, place=place)
+    tensors = {
+        "conv_input": x["conv_input"], "conv_weight": x["conv_weight"], "conv_state": start,
+        "cu_seqlens": group.offsets,
+    }  # fmt: skip
+    op = OPS["conv" if group.role == "prefill" else "conv-update"]
+    heads = (x["k"].shape[1], x["k"].shape[2], x["v"].shape[1], x["v"].shape[2])
+    inputs = OpInputs(tensors, op.function, group.offsets, heads)
+    outputs = {"conv_output": output, "final_conv_state": start}
+    return check_bound(OpTrial(op, inputs, info, outputs))
 
 
-def chunk_of(info: KernelInfo) -> int:
-    """Chunk that tiles are counted in."""
-    return info.capabilities.default_chunk_size or DEFAULT_CHUNK
+def in_life(outcome: Outcome, group: Group) -> Outcome:
+    """An outcome with the life's own numbers: places count the rows and tokens of a call."""
+    place = outcome.place
+    if place is None:
+        return outcome
+    each = place.tensor == "state" and group.role == "verify"
+    # One state per token of a verify: which row it belongs to.
+    ends = torch.tensor(group.lengths).cumsum(0) if each else torch.arange(1, len(group.rows) + 1)
 
+    def mine(number: int) -> RowPlan:
+        return group.rows[int(torch.searchsorted(ends, number, right=True))]
 
-__all__ = ["CHECKS", "Expected", "expect", "judge_conv", "judge_rule", "map_tokens"]
+    def words(found: re.Match[str]) -> str:
+        row, head, token = mine(int(found[1])), found[2] or "", found[3]
+        return f"sequence {row.sequence}{head}" + (f", token {row.start + int(token)}" if token else "")
+
+    reason = re.sub(r"sequence (\d+)(, head \d+)?(?:, chunk \d+)?(?:, token (\d+))?", words, outcome.reason)
+    if place.sequence is None:
+        return msgspec.structs.replace(outcome, reason=reason)
+    row = mine(place.sequence)
+    token = None if place.token is None else row.start + place.token
+    moved = msgspec.structs.replace(place, sequence=row.sequence, chunk=None, token=token)
+    return msgspec.structs.replace(outcome, reason=reason, place=moved)

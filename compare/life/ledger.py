@@ -46,7 +46,8 @@ class Entry:
             return f"{self.how} at step {self.step}"
         guess = ", a rejected guess" if self.rejected else ""
         end = f", {self.ended}" if self.ended else ""
-        return f"{self.how} at step {self.step} by sequence {self.sequence} (position {self.position}{guess}){end}"
+        where = f"(position {self.position}{guess}){end}"
+        return f"{self.how} at step {self.step} by sequence {self.sequence} {where}"
 
 
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +123,9 @@ class Ledger:
         line = f"step {step}: {who} wrote {self._what}slot {slot}, {entry.words}, its only copy"
         return self._breach("owner", step, line, sequence, slot)
 
-    def check_kept(self, step: int, rows: Tensor, written: Iterable[int], padded: Iterable[int]) -> Breach | None:
+    def check_kept(
+        self, step: int, rows: Tensor, written: Iterable[int], padded: Iterable[int]
+    ) -> Breach | None:
         """Whether every slot that no row of the call was to write has the bits it had.
 
         padded: slots that padded rows with a token point at: such a row writes, whatever is seen of it.
@@ -130,20 +133,26 @@ class Ledger:
         spared = {0, *written}
         both = next((slot for slot in padded if slot in spared and slot > 0), None)
         if both is not None:
-            line = f"step {step}: a padded row wrote {self._what}slot {both}, which a row of the call writes too"
+            line = (
+                f"step {step}: a padded row wrote {self._what}slot {both}, which a row of the call writes too"
+            )
             return self._breach("unowned", step, line, None, both)
         for slot, entry in enumerate(self.entries):
             if slot in spared or digest(rows[slot]) == entry.digest:
                 continue
             by = "a padded row wrote" if slot in set(padded) else "the call changed"
             whose = f"slot {slot}, which no row of it was to write, {entry.words}"
-            return self._breach("unowned", step, f"step {step}: {by} {self._what}{whose}", entry.sequence, slot)
+            return self._breach(
+                "unowned", step, f"step {step}: {by} {self._what}{whose}", entry.sequence, slot
+            )
         return None
 
     def _breach(self, rule: str, step: int, line: str, sequence: int | None, slot: int) -> Breach:
         return Breach(rule=rule, step=step, line=line, sequence=sequence, slot=slot, pool=self.pool)
 
-    def write(self, step: int, slot: int, sequence: int, position: int, row: Tensor, *, rejected: bool) -> None:
+    def write(
+        self, step: int, slot: int, sequence: int, position: int, row: Tensor, *, rejected: bool
+    ) -> None:
         """Note a write that was to be."""
         self.entries[slot] = Entry(sequence, position, step, "last written", rejected, digest=digest(row))
 

@@ -87,9 +87,7 @@ def honest_states(versions: Sequence[Version], run: int) -> Tensor:
 
     A sequence that other kernels have run so far may know fewer runs; it shares theirs in turn.
     """
-    return torch.stack(
-        [v.honest[run % len(v.honest)] if v.honest else v.truth.float() for v in versions]
-    )
+    return torch.stack([v.honest[run % len(v.honest)] if v.honest else v.truth.float() for v in versions])
 
 
 def one_token(inputs: Inputs, token: int, state: Tensor) -> tuple[Inputs, Tensor, Tensor]:

@@ -11,13 +11,15 @@ and the output's), which is what a test of bookkeeping wants. Real kernels are i
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Literal, Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
-from ...kernels.interface import KernelInfo
+from ...kernels.contract import Capabilities, Contract
+from ...kernels.interface import KernelCall, KernelInfo, RunResult
 from ...reference.conv import causal_conv
 from ...reference.recurrence import recurrence
 from .bookkeeping import PaddedPlan, RowPlan
@@ -69,19 +71,25 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     notes: tuple[str, ...] = ()
 
 
+Asked = tuple[str, KernelCall]
+"""(role, call) that somebody is to run; roles are those of the rule, `conv` and `conv_update`."""
+Talk = Generator[Asked, RunResult, Answer]
+
+
 class Machine(Protocol):
-    """Runs groups on pools."""
+    """Runs groups on pools. It asks for kernel calls and is sent their results, so that whoever drives it may
+    run the calls of many histories side by side."""
 
     @property
-    def has_conv(self) -> bool: ...
+    def sizes(self) -> Sizes: ...
 
     def info(self, role: Role) -> KernelInfo:
         """The kernel of a role."""
 
-    def conv_info(self) -> KernelInfo | None:
-        """The conv's kernel; None: the reference."""
+    def conv_info(self, role: Role) -> KernelInfo:
+        """The convolution beside it."""
 
-    def run(self, group: Group, pools: Pools) -> Answer:
+    def run(self, group: Group, pools: Pools) -> Talk:
         """Run one group and change the pools."""
 
 
@@ -103,56 +111,68 @@ def conv_read(group: Group, pool: Tensor) -> Tensor:
     return read
 
 
+def conv_reference(group: Group, pools: Pools, sizes: Sizes) -> Tensor:
+    """The conv in float64: its output [T, D], and the last inputs after each row (or token of a verify)."""
+    x, window = group.tensors["conv_input"], conv_read(group, pools.conv)
+    convolved, windows = causal_conv(x, group.tensors["conv_weight"], None, window, group.offsets)
+    at = group.offsets.tolist()
+    for i, row in enumerate(group.rows):
+        if len(row.conv_writes) == 1:
+            pools.conv[row.conv_writes[0]] = windows[i].to(pools.conv.dtype)
+            continue
+        seen = torch.cat([window[i], x[at[i] : at[i + 1]].T], 1)
+        for j, slot in enumerate(row.conv_writes):
+            pools.conv[slot] = seen[:, j + 1 : j + sizes.taps]
+    dtype: torch.dtype = getattr(torch, sizes.dtype)
+    return convolved.to(dtype)
+
+
+REFERENCE_INFO = KernelInfo(
+    name="reference",
+    capabilities=Capabilities(default_chunk_size=None, profile="fla-recurrent", slots=True),
+    contract=Contract(kernel="reference"),
+    environment={"device": "cpu"},
+)
+
+
 class Reference:
     """The rule and the conv in float64, rounded once per output and per state that is written."""
 
-    has_conv = True
-
     def __init__(self, sizes: Sizes) -> None:
-        from ...kernels.contract import Capabilities, Contract
+        self._sizes, self._info = sizes, REFERENCE_INFO
 
-        self.sizes = sizes
-        self._info = KernelInfo(
-            name="reference",
-            capabilities=Capabilities(default_chunk_size=None, profile="fla-recurrent", slots=True),
-            contract=Contract(kernel="reference"),
-            environment={"device": "cpu"},
-        )
+    @property
+    def sizes(self) -> Sizes:
+        return self._sizes
 
     def info(self, role: Role) -> KernelInfo:
         return self._info
 
-    def conv_info(self) -> KernelInfo | None:
-        return None
+    def conv_info(self, role: Role) -> KernelInfo:
+        return self._info
 
-    def run(self, group: Group, pools: Pools) -> Answer:
+    def run(self, group: Group, pools: Pools) -> Talk:
+        """Asks for nothing."""
+        yield from ()
         x = group.tensors
         dtype = getattr(torch, self.sizes.dtype)
-        read, window = states_read(group, pools.state), conv_read(group, pools.conv)
+        read = states_read(group, pools.state)
         rule: dict[str, Any] = {n: x[n] for n in ("q", "k", "v", "g", "beta")}
         output, final, *states = recurrence(
             **rule, cu_seqlens=group.offsets, initial_state=read, return_states=group.role == "verify"
         )
-        convolved, windows = causal_conv(x["conv_input"], x["conv_weight"], None, window, group.offsets)
-        self._write(group, pools, final, states[0] if states else None, windows, window)
+        self._write(group, pools, final, states[0] if states else None)
+        convolved = conv_reference(group, pools, self.sizes)
         self._scribble(group, pools)
-        return Answer(output=output.to(dtype), conv_output=convolved.to(dtype))
+        return Answer(output=output.to(dtype), conv_output=convolved)
 
-    def _write(
-        self, group: Group, pools: Pools, final: Tensor, states: Tensor | None, windows: Tensor, before: Tensor
-    ) -> None:
+    def _write(self, group: Group, pools: Pools, final: Tensor, states: Tensor | None) -> None:
         """The state after each row, or after each token of a verify, into its slot."""
         at = group.offsets.tolist()
         for i, row in enumerate(group.rows):
             for j, slot in enumerate(row.writes):
                 state = final[i] if states is None else states[at[i] + j]
                 pools.state[slot] = state.to(pools.state.dtype)
-            if len(row.conv_writes) == 1:
-                pools.conv[row.conv_writes[0]] = windows[i].to(pools.conv.dtype)
-                continue
-            seen = torch.cat([before[i], group.tensors["conv_input"][at[i] : at[i + 1]].T], 1)
-            for j, slot in enumerate(row.conv_writes):
-                pools.conv[slot] = seen[:, j + 1 : j + self.sizes.taps]
 
     def _scribble(self, group: Group, pools: Pools) -> None:
         """A padded row with a token and an index is run like any other: it writes where it points."""

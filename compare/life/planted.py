@@ -1,7 +1,7 @@
 """Planted bookkeeping faults: sound bookkeepers but for one thing that engines have got wrong.
 
 The idea: a check of bookkeeping is worth what it finds, so each fault that people have reported (rows of
-public-faults.md in brackets) is a class of a few lines, and `gdncheck life --bookkeeper planted:NAME` runs it.
+public-faults.md in brackets) is a class of a few lines, which `gdncheck life --bookkeeper planted:NAME` runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class ConvInPlace(Bookkeeper):
 
     def row(self, asked: RowRequest, clears: list[int]) -> RowPlan:
         plan = super().row(asked, clears)
-        return plan if asked.kind == "verify" else msgspec.structs.replace(plan, conv_writes=(plan.conv_read,))
+        return (
+            plan if asked.kind == "verify" else msgspec.structs.replace(plan, conv_writes=(plan.conv_read,))
+        )
 
 
 class AcceptedOffByOne(Bookkeeper):

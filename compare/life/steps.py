@@ -73,7 +73,7 @@ class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="pr
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="resume"):
-    """It comes back: with the state that was kept, from its checkpoint, or from zero (tokens computed anew)."""
+    """It comes back: with the state that was kept, from its checkpoint, or from zero, all computed anew."""
 
     sequence: int
     source: Literal["kept", "checkpoint", "zero"] = "zero"

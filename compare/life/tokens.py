@@ -52,6 +52,10 @@ class TokenSource(Protocol):
     @property
     def sizes(self) -> Sizes: ...
 
+    @property
+    def weight(self) -> Tensor:
+        """[D, W] of the conv."""
+
     def rule(self, places: Sequence[Place]) -> dict[str, Tensor]:
         """q, k [T, HK, K], v [T, HV, V], g, beta [T, HV] of some tokens."""
 
@@ -70,9 +74,11 @@ class Drawn:
         low, high = (math.log(r) for r in DECAY_RATES)
         share = self._uniform((-1, 0, False), sizes.v_heads)
         self.rates = np.exp(low + (high - low) * share)
-        self.weight = torch.from_numpy(self._normal((-2, 0, False), sizes.channels * sizes.taps)).view(
-            sizes.channels, sizes.taps
-        ).to(getattr(torch, sizes.dtype))
+        self.weight = (
+            torch.from_numpy(self._normal((-2, 0, False), sizes.channels * sizes.taps))
+            .view(sizes.channels, sizes.taps)
+            .to(getattr(torch, sizes.dtype))
+        )
         """[D, W] of the conv."""
         self._kept: dict[Place, tuple[np.ndarray, ...]] = {}
 
@@ -123,13 +129,14 @@ class Drawn:
         counter = [position, sequence & 0xFFFFFFFF, 2 * int(wrong) + more, 0]
         # The counter's lowest word counts blocks, so the place goes into the higher ones.
         dice = np.random.Philox(key=self.seed & 0xFFFFFFFFFFFFFFFF, counter=[0, *counter[:3]])
-        return (dice.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        bits: np.ndarray = dice.random_raw(count) >> np.uint64(11)
+        return np.asarray(bits.astype(np.float64) * 2.0**-53)
 
     def _normal(self, place: Place, count: int) -> np.ndarray:
         """Nearly normal, variance 1: the sum of four uniforms."""
         parts = self._uniform(place, 4 * count).reshape(4, count)
-        return (parts[0] + parts[1] + parts[2] + parts[3] - 2.0) * math.sqrt(3.0)
+        return np.asarray((parts[0] + parts[1] + parts[2] + parts[3] - 2.0) * math.sqrt(3.0))
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.sqrt((rows * rows).sum(-1, keepdims=True) + 1e-6)
+    return np.asarray(rows / np.sqrt((rows * rows).sum(-1, keepdims=True) + 1e-6))
