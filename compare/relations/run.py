@@ -53,7 +53,7 @@ def run_relations(
                     _not_applicable(name, f"not asked{_because(seconds, late)}; add --relations all")
                 )
             continue
-        found = _one_relation(runner, trial, name, seed=seed, steady=steady)
+        found = run_relation(runner, trial, name, seed=seed, steady=steady)
         outcomes += found
         if name == run_to_run.NAME and any(o.place is not None for o in found):
             steady = False
@@ -66,7 +66,8 @@ def _because(seconds: float | None, late: bool) -> str:
     return "" if seconds is None else f" (a call takes {seconds:.1f} s)"
 
 
-def _one_relation(runner: Any, trial: Trial, name: str, *, seed: int, steady: bool) -> list[Outcome]:
+def run_relation(runner: Any, trial: Trial, name: str, *, seed: int, steady: bool) -> list[Outcome]:
+    """One relation's outcomes. steady: the kernel repeats bit for bit."""
     if trial.info.contract.relation(name) == "not promised" and name != unowned.NAME:
         return [_not_applicable(name, "not promised by the kernel's contract")]
     planned: Plan = plan_relation(name, trial, call_of(trial.witness.case), seed=seed)

@@ -1,0 +1,165 @@
+"""The start of a shrink: does it fail at all, how, how often, and what shows it.
+
+The idea: shrinking something that does not fail finds nothing, and shrinking a failure of another signature
+finds the wrong thing, so both end in one line before any candidate is made. The case's own numbers are asked
+first, repeatedly; the relations only where those show nothing, since a kernel that moves by itself breaks
+relations, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ...capture.errors import BadInput
+from ..checks import companion, inputs_kept
+from ..relations.plan import RELATIONS
+from ..session import Settings, diff_one
+from ..soundness import Soundness, soundness_of
+from ..store import Signature
+from ..sweep.attempt import Attempt
+from ..verdict import FAILING
+from ..witness import Witness
+from .asking import MOST_FIRST_RUNS, Rate, measure
+from .candidate import Candidate
+from .oracle import Oracle
+from .result import words_of
+from .signature import Fault, agrees, fault_of, signature_of
+
+Say = Callable[..., None]
+Wanted = Signature | str | None
+# A kernel that takes so many seconds is not run sixty times before it is said to pass.
+FEW_FIRST_RUNS, SLOW = 10, 0.5
+AHEAD = 4
+
+
+class Meter:
+    """The oracle, with what it may still cost."""
+
+    def __init__(self, oracle: Oracle, budget: float | None, most_runs: int | None) -> None:
+        self.oracle = oracle
+        self.started = time.monotonic()
+        self.deadline = float("inf") if budget is None else self.started + budget
+        self.most_runs = float("inf") if most_runs is None else most_runs
+        self.runs = 0
+
+    def see(self, candidate: Candidate, **options: Any) -> Attempt:
+        self.runs += 1
+        return self.oracle.see(candidate, **options)
+
+    def late(self) -> bool:
+        return self.out_of_time or self.runs >= self.most_runs
+
+    @property
+    def out_of_time(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """A start that fails."""
+
+    rate: Rate
+    fault: Fault
+    """What has to stay."""
+    attempt: Attempt
+    signature: Signature
+    soundness: Soundness
+
+
+def check_start(meter: Meter, start: Candidate, wanted: Wanted, known: Rate | None, say: Say) -> Started:
+    """Run the start until it fails, and measure how often.
+
+    wanted: the signature that it has to have. known: the rate, where it was measured before.
+    Raises BadInput where it does not fail, or not as wanted.
+    """
+    oracle = meter.oracle
+    sound = oracle.soundness(start.case)
+    say(f"running the start ({words_of(start.case)})")
+    rate, shown, other = _measured(meter, start, wanted, known)
+    if shown is None and not start.deviations:
+        say("the numbers of the case show nothing: trying the relations")
+        _find_relation(meter, start)
+        if oracle.relation:
+            rate, shown, other = _measured(meter, start, wanted, known)
+    if shown is None:
+        assert other is not None
+        raise BadInput(_does_not_fail(oracle, start, rate, other, wanted))
+    fault = fault_of(shown, oracle.chunk_size)
+    assert fault is not None
+    oracle.may_hang = fault.kind == "timeout"
+    oracle.look_for(fault.kind)
+    return Started(
+        rate=known or rate,
+        fault=fault,
+        attempt=shown,
+        signature=signature_of(shown, oracle.info, oracle.chunk_size),
+        soundness=sound,
+    )
+
+
+def _measured(
+    meter: Meter, start: Candidate, wanted: Wanted, known: Rate | None
+) -> tuple[Rate, Attempt | None, Attempt | None]:
+    """Runs of the start: how many show the failure, one that does and one that does not."""
+    shown: list[Attempt] = []
+    chunk = meter.oracle.chunk_size
+
+    def is_same(attempt: Attempt) -> bool:
+        if not shown and _is_wanted(meter.oracle, attempt, wanted):
+            shown.append(attempt)
+        return bool(shown) and fault_of(attempt, chunk) == fault_of(shown[0], chunk)
+
+    first = meter.see(start)
+    kept = [first]
+    most = MOST_FIRST_RUNS if first.seconds < SLOW else FEW_FIRST_RUNS
+
+    def see() -> Attempt:
+        return kept.pop() if kept else meter.see(start, ahead=AHEAD)
+
+    def late() -> bool:
+        return meter.late() or (known is not None and bool(shown))
+
+    rate, _, other = measure(see, is_same, late, first_runs=1 if meter.oracle.relation else most)
+    return rate, shown[0] if shown else None, other
+
+
+def _is_wanted(oracle: Oracle, attempt: Attempt, wanted: Wanted) -> bool:
+    if attempt.verdict not in FAILING:
+        return False
+    if wanted is None:
+        return True
+    if isinstance(wanted, str):
+        return signature_of(attempt, oracle.info, oracle.chunk_size).digest == wanted
+    return agrees(wanted, attempt, oracle.chunk_size)
+
+
+def _find_relation(meter: Meter, start: Candidate) -> None:
+    """Ask every relation, as diff does, where the case's own numbers show nothing."""
+    oracle = meter.oracle
+    witness = Witness(start.case, device=oracle.device, seed=oracle.seed)
+    settings = Settings(seed=oracle.seed, relations="all")
+    result = diff_one(oracle.limited, witness, soundness_of(witness), settings)
+    meter.runs += 1
+    rule = result.ruling.rule or ""
+    if result.verdict in FAILING and rule in (*RELATIONS, companion.NAME, inputs_kept.NAME):
+        oracle.relation = rule
+
+
+def _does_not_fail(oracle: Oracle, start: Candidate, rate: Rate, other: Attempt, wanted: Wanted) -> str:
+    name, kernel = start.case.label, oracle.info.name
+    if other.verdict in FAILING:
+        found = signature_of(other, oracle.info, oracle.chunk_size).digest
+        fault = fault_of(other, oracle.chunk_size)
+        asked = wanted.digest if isinstance(wanted, Signature) else wanted
+        return (
+            f"{name}: {kernel} fails, but not as {asked} says: its signature is {found} "
+            f"({'' if fault is None else fault.in_words()}); give that with --signature, or none"
+        )
+    runs = "1 run" if rate.runs == 1 else f"{rate.runs} runs"
+    return (
+        f"{name}: {kernel} does not fail on it: {other.verdict} in {runs} ({other.reason}); "
+        "give the kernel, version and deviations that it failed with"
+    )
