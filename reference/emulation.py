@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +32,9 @@ STAGE_TENSORS = ("cumsum", "kkt", "solve", "w", "u", "h", "v_new")
 
 Override = Tensor | Callable[[Tensor], Tensor]
 
-_PIECE_BYTES = 1 << 24  # working memory of one piece of chunks, about: small enough for a cache to help
+# Working memory of one piece of chunks, about: on a CPU small enough for a cache to help, on a GPU enough for
+# few and large launches.
+_PIECE_BYTES = {"cpu": 1 << 24, "cuda": 1 << 31}
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,41 @@ class _Piece:
     """[P, C] bool."""
 
 
+class _Write(Protocol):
+    """How one chunk's v_new comes about from the state."""
+
+    def __call__(self, p: int, state: Tensor) -> Tensor:
+        """v_new [HV, C, V] of the piece's chunk p, before its cast point; state [HV, K, V] as operand."""
+
+
+@dataclass(frozen=True)
+class _FromWU:
+    """v_new = u - w S."""
+
+    a: Arithmetic
+    w: Tensor
+    u: Tensor
+
+    def __call__(self, p: int, state: Tensor) -> Tensor:
+        return self.u[:, p] - self.a.dot("h", self.w[:, p], state)
+
+
+@dataclass(frozen=True)
+class _FromError:
+    """v_new = (T beta) (v - exp(G) k S)."""
+
+    a: Arithmetic
+    k: Tensor
+    v: Tensor
+    t_beta: Tensor
+    decay: Tensor
+
+    def __call__(self, p: int, state: Tensor) -> Tensor:
+        a = self.a
+        read = a.cast("sk", a.dot("h", self.k[:, p], state) * self.decay[:, p])
+        return a.dot("u", self.t_beta[:, p], a.cast("error", self.v[:, p] - read))
+
+
 class _Run:
     """One call: chunks in pieces, the state carried from piece to piece."""
 
@@ -161,8 +199,8 @@ class _Run:
 
     def _pieces(self) -> Iterator[_Piece]:
         per_chunk = 8 * self.x.hv * self.size * (3 * self.size + 4 * self.x.dk + 5 * self.x.dv)
-        count = max(1, _PIECE_BYTES // per_chunk)
         device = self.x.q.device
+        count = max(1, _PIECE_BYTES.get(device.type, _PIECE_BYTES["cpu"]) // per_chunk)
         places = torch.arange(self.size, device=device)
         for first in range(0, len(self.plan), count):
             plan = self.plan[first : first + count]
@@ -190,8 +228,14 @@ class _Run:
         decay = total.exp()[..., None]
         v_beta = a.cast("v_beta", v * beta)
         k_beta = a.cast("k_beta_decay", k_beta * decay)
-        w, u = self._w_and_u(kkt, k_beta, v_beta, piece)
-        h, v_new = self._states(k, w, u, total, piece)
+        if a.precision.v_new_from == "error" and not self.overrides.keys() & {"w", "u"}:
+            t = self._stage("solve", a.cast("solve", inverse(kkt, a)), piece)
+            if self.stages:  # for the report only: such a kernel forms neither
+                self._w_and_u(kkt, k_beta, v_beta, piece)
+            write: _Write = _FromError(a, k, v, a.cast("solve_beta", t * beta.mT), decay)
+        else:
+            write = _FromWU(a, *self._w_and_u(kkt, k_beta, v_beta, piece))
+        h, v_new = self._states(k, write, total, piece)
         out = a.dot("qh", q, h) * decay * x.scale + a.dot("av", scores, v_new) * x.scale
         self._put(self.output, a.cast("output", out), piece)
 
@@ -228,11 +272,12 @@ class _Run:
                 w, u = a.dot("w", t, k_beta), a.dot("u", t, v_beta)
         return self._stage("w", a.cast("w", w), piece), self._stage("u", a.cast("u", u), piece)
 
-    def _states(self, k: Tensor, w: Tensor, u: Tensor, total: Tensor, piece: _Piece) -> tuple[Tensor, Tensor]:
+    def _states(self, k: Tensor, write: _Write, total: Tensor, piece: _Piece) -> tuple[Tensor, Tensor]:
         """The pass over the chunks: the state at each start, h [HV, P, K, V], and v_new [HV, P, C, V]."""
         a = self.a
         stored = torch.empty(*k.shape[:2], self.x.dk, self.x.dv, dtype=a.dtype, device=k.device)
-        v_new = torch.empty_like(u)
+        v_new = torch.empty(*k.shape[:3], self.x.dv, dtype=a.dtype, device=k.device)
+        kept = a.precision.update_from == "stored"
         # Places past the end have zero k, but the padded sum 0 would overflow exp(G_last - 0): mask.
         for p in range(k.shape[1]):
             chunk = self.plan[piece.first + p]
@@ -244,8 +289,10 @@ class _Run:
             stored[:, p] = h
             if "h" in self.stages:
                 self.stages["h"][piece.first + p] = own if self.before_overrides else h
-            new = u[:, p] - a.dot("h", w[:, p], a.cast("h_dot", self.state))
+            new = write(p, a.cast("h_dot", self.state))
             v_new[:, p] = a.cast("v_new", new)
+            if kept:
+                new = v_new[:, p]
             left = torch.where(piece.valid[p], (last[:, None] - total[:, p]).exp(), 0.0)[..., None]
             decayed = self.state * last.exp()[:, None, None]
             update = a.dot("state", k[:, p].mT, a.cast("v_decay", new * left))

@@ -13,18 +13,21 @@ from torch import Tensor
 from .emulation_arithmetic import Arithmetic
 
 _BLOCK = 16  # FLA's diagonal block (utils/solve_tril.py)
+_SMALL_BLOCK = 8  # FlashInfer's (flat_collective_inverse.hpp)
 
 
 def inverse(a: Tensor, arithmetic: Arithmetic) -> Tensor:
     """(I + a)^-1 for strictly lower a, [..., C, C], by the way that the precision names.
 
-    `direct` has no T of its own and gets substitution's. A chunk size that 16 does not divide has no
-    blocks: substitution there too.
+    `direct` has no T of its own and gets substitution's. A chunk size that 16 does not divide (for `merged`:
+    that is not 8 times a power of two) has no blocks: substitution there too.
     """
     way = arithmetic.precision.solve
     size = a.shape[-1]
     if way == "doubling":
         return _by_doubling(a, arithmetic)
+    if way == "merged" and size > _SMALL_BLOCK and size & (size - 1) == 0:
+        return _by_merging(a, arithmetic)
     if way == "blocked" and size % _BLOCK == 0 and size > _BLOCK:
         return _by_blocks(a, arithmetic)
     return _by_substitution(a)
@@ -85,4 +88,25 @@ def _by_doubling(a: Tensor, arithmetic: Arithmetic) -> Tensor:
         power = arithmetic.cast("solve_step", arithmetic.dot("solve", power, power))
         t = arithmetic.cast("solve_step", t + arithmetic.dot("solve", t, power))
         reach *= 2
+    return t
+
+
+def _by_merging(a: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """FlashInfer's: invert 8 x 8 diagonal blocks row by row, then join two by two by -(D^-1 C) A^-1.
+
+    The blocks, D^-1 C and the joined corner are kept in the format of `solve_step`.
+    """
+    size = a.shape[-1]
+    t = torch.zeros_like(a)
+    for start in range(0, size, _SMALL_BLOCK):
+        here = slice(start, start + _SMALL_BLOCK)
+        t[..., here, here] = arithmetic.cast("solve_step", _by_substitution(a[..., here, here]))
+    half = _SMALL_BLOCK
+    while half < size:
+        for start in range(0, size, 2 * half):
+            first, second = slice(start, start + half), slice(start + half, start + 2 * half)
+            left = arithmetic.dot("solve", t[..., second, second], a[..., second, first])
+            corner = arithmetic.dot("solve", arithmetic.cast("solve_step", left), t[..., first, first])
+            t[..., second, first] = arithmetic.cast("solve_step", -corner)
+        half *= 2
     return t

@@ -19,7 +19,7 @@ import torch
 
 from .rounding import FORMATS, MODES, Mode, format_of
 
-Solve = Literal["substitution", "blocked", "doubling", "direct"]
+Solve = Literal["substitution", "blocked", "merged", "doubling", "direct"]
 
 CAST_POINTS: dict[str, str] = {
     "handover": "the initial state as the call takes it in (state between splits)",
@@ -27,8 +27,11 @@ CAST_POINTS: dict[str, str] = {
     "beta": "beta as the kernel reads it",
     "cumsum": "G, the cumulative log decay inside a chunk",
     "kkt": "A = strict_lower(beta_i k_i.k_j exp(G_i - G_j))",
-    "solve_step": "products inside a doubling inverse",
+    "solve_step": "products inside a doubling or a merged inverse",
     "solve": "T = (I + A)^-1",
+    "solve_beta": "T beta, of a kernel that applies T to the error",
+    "sk": "exp(G) k S, of a kernel that applies T to the error",
+    "error": "v - exp(G) k S, likewise",
     "v_beta": "v * beta, operand of u",
     "k_beta": "k * beta before the decay is multiplied in",
     "k_beta_decay": "k * beta * exp(G), operand of w",
@@ -36,8 +39,8 @@ CAST_POINTS: dict[str, str] = {
     "w": "w as stored",
     "u": "u as stored (recurrent kernel: beta * (v - S^T k))",
     "h": "the state at a chunk's start as stored for the output",
-    "h_dot": "the state as operand of w S",
-    "v_new": "v_new = u - w S as stored for the output",
+    "h_dot": "the state as operand of w S (or k S)",
+    "v_new": "v_new = u - w S (or T beta error) as stored for the output",
     "v_decay": "v_new * exp(G_last - G), operand of the state update",
     "state": "the running state after each chunk (recurrent kernel: after each token)",
     "qk_decay": "lower(q k^T exp(G_i - G_j)), operand of the output",
@@ -47,9 +50,9 @@ CAST_POINTS: dict[str, str] = {
 DOTS: dict[str, str] = {
     "kkt": "k k^T",
     "solve": "products that merge blocks of the inverse, or double it",
-    "u": "T (v beta)",
+    "u": "T (v beta), or (T beta) error",
     "w": "T (k beta exp(G))",
-    "h": "w S",
+    "h": "w S, or k S",
     "state": "k^T v_new",
     "qh": "q S",
     "qk": "q k^T",
@@ -69,8 +72,8 @@ class Precision:
     dots: Mapping[str, str] = field(default_factory=dict)
     """Dot product -> `ieee` or `tf32`: the format of float32 operands. Accumulation is `accumulate`."""
     solve: Solve = "blocked"
-    """How T comes about: row by row; 16-blocks row by row, then merged; by doubling; or not at all
-    (`direct`: u and w by triangular solves)."""
+    """How T comes about: row by row; 16-blocks row by row, then merged; 8-blocks row by row, then merged two
+    by two; by doubling; or not at all (`direct`: u and w by triangular solves)."""
     mode: Mode = "nearest-even"
     """How cast points round."""
     tf32_mode: Mode = "toward-zero"
@@ -84,6 +87,10 @@ class Precision:
     """Decay as exp(G_i) * exp(-G_j) on the operands: overflows once -G passes 88.7 inside a chunk."""
     kkt_from: Literal["k", "k_beta"] = "k"
     """Operand of k k^T: k, with beta multiplied into the product, or the k_beta of the cast point."""
+    v_new_from: Literal["wu", "error"] = "wu"
+    """v_new = u - w S with u = T v beta and w = T k beta exp(G), or (T beta) (v - exp(G) k S)."""
+    update_from: Literal["registers", "stored"] = "registers"
+    """v_new in the state update: before the cast point `v_new`, or after it."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -93,7 +100,9 @@ class Precision:
         for dot, fmt in self.dots.items():
             _check(dot, DOTS, "dot")
             _check(fmt, ("ieee", "tf32"), f"operand format of dot {dot}")
-        _check(self.solve, ("substitution", "blocked", "doubling", "direct"), "solve")
+        _check(self.solve, ("substitution", "blocked", "merged", "doubling", "direct"), "solve")
+        _check(self.v_new_from, ("wu", "error"), "way to v_new")
+        _check(self.update_from, ("registers", "stored"), "v_new of the state update")
         _check(self.mode, MODES, "rounding mode")
         _check(self.tf32_mode, MODES, "tf32 rounding mode")
         if self.accumulate is not None:
@@ -237,7 +246,10 @@ PROFILES: dict[str, Precision] = {
                 "l2norm": "native",
                 "kkt": "fp16",
                 "solve_step": "fp16",
-                "solve": "native",
+                "solve": "fp16",
+                "solve_beta": "native",
+                "sk": "native",
+                "error": "native",
                 "h": "native",
                 "h_dot": "native",
                 "v_new": "native",
@@ -245,8 +257,12 @@ PROFILES: dict[str, Precision] = {
                 "qk_decay": "native",
                 "output": "native",
             },
+            solve="merged",
+            v_new_from="error",
+            update_from="stored",
             source="flashinfer 0.6.6: include/flashinfer/flat/hopper/collective/"
-            "flat_collective_tma_warpspecialized_delta_rule.hpp (InverseType half, float32 state), "
+            "flat_collective_tma_warpspecialized_delta_rule.hpp (InverseType half, T beta in the dtype, "
+            "v - Element(S k alpha), the stored v_new decayed for the float32 state), "
             "flat/ampere/collective/flat_collective_inverse.hpp (8x8 blocks row by row, merged in half)",
         ),
         Precision(

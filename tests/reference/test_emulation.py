@@ -69,14 +69,15 @@ lengths = st.lists(st.integers(0, 70), min_size=1, max_size=4).filter(lambda ls:
 @given(
     lengths,
     st.sampled_from([1, 7, 16, 32, 64]),
-    st.sampled_from(["substitution", "blocked", "doubling", "direct"]),
+    st.sampled_from(["substitution", "blocked", "merged", "doubling", "direct"]),
     st.sampled_from([(1, 1), (1, 3), (2, 4)]),
+    st.sampled_from(["wu", "error"]),
     st.integers(0, 10**6),
 )
-def test_without_rounding_it_is_the_recurrence(lengths, chunk_size, solve, heads, seed):
+def test_without_rounding_it_is_the_recurrence(lengths, chunk_size, solve, heads, way, seed):
     inputs, state, cu = make(lengths, *heads, dk=8, dv=5, seed=seed)
     out, final = recurrence(*inputs, 0.3, state, cu.tolist())
-    precision = dataclasses.replace(EXACT, solve=solve)
+    precision = dataclasses.replace(EXACT, solve=solve, v_new_from=way)
     got = emulate_chunk(
         *inputs, precision=precision, chunk_size=chunk_size, scale=0.3, initial_state=state, cu_seqlens=cu
     )
@@ -125,6 +126,7 @@ def test_transformers_profile_rounds_the_output_only():
 REACH = {
     "solve_step": {"solve": "doubling"},
     "k_decay": {"factored_exp": True},
+    **{point: {"v_new_from": "error"} for point in ("solve_beta", "sk", "error")},
 }
 
 
@@ -158,6 +160,25 @@ def test_each_tf32_dot_acts_alone_and_in_both_roundings(dot):
         moved.append(max(relative(got.output, exact.output), relative(got.final_state, exact.final_state)))
     assert all(1e-6 < m < 5e-3 for m in moved)
     assert moved[0] != moved[1]
+
+
+def test_a_kernel_may_update_its_state_from_the_stored_v_new():
+    inputs, state, cu = make([100, 30], dk=16, dv=8)
+    call = {"initial_state": state, "cu_seqlens": cu}
+    registers = EXACT.with_casts(v_new="bf16")
+    stored = dataclasses.replace(registers, update_from="stored")
+    exact, first, second = (emulate_chunk(*inputs, precision=p, **call) for p in (EXACT, registers, stored))
+    assert torch.equal(first.final_state, exact.final_state)
+    assert 1e-4 < relative(second.final_state, exact.final_state) < 1e-2
+
+
+@pytest.mark.parametrize("way", ["substitution", "blocked", "merged", "doubling"])
+def test_a_half_inverse_errs_by_half_whatever_the_way(way):
+    inputs, state, cu = make([100, 30], dk=16, dv=8)
+    precision = dataclasses.replace(EXACT, solve=way, casts={"solve": "fp16", "solve_step": "fp16"})
+    out, _ = recurrence(*inputs, 16**-0.5, state, cu.tolist())
+    got = emulate_chunk(*inputs, precision=precision, initial_state=state, cu_seqlens=cu)
+    assert 1e-5 < relative(got.output, out) < 2e-3
 
 
 def test_tf32_is_left_out_on_a_cpu_and_kept_on_a_gpu():
@@ -294,7 +315,7 @@ def test_pieces_do_not_show(monkeypatch):
     inputs, state, cu = make([200, 70], dtype=torch.bfloat16)
     call = {"precision": "fla-0.4", "initial_state": state, "cu_seqlens": cu, "stages": True}
     whole = emulate_chunk(*inputs, **call)
-    monkeypatch.setattr(emulation, "_PIECE_BYTES", 1)
+    monkeypatch.setitem(emulation._PIECE_BYTES, "cpu", 1)
     single = emulate_chunk(*inputs, **call)
     assert torch.equal(whole.output, single.output)
     assert torch.equal(whole.final_state, single.final_state)
