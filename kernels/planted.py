@@ -216,11 +216,14 @@ def _wrong_fp16(call: Call) -> None:
 
 
 def _row_not_written(call: Call) -> None:
-    """The planted row keeps what its memory held: zeros as a rule, what was there before at times."""
+    """The planted row keeps what its memory held, where that is NaN all over, as nothing but poison makes it.
+
+    A GPU's allocator hands out again what an earlier call, poisoned elsewhere, has left.
+    """
     fresh = torch.empty_like(call.output)
-    held = fresh[call.row, HEAD].clone()
+    poisoned, held = fresh.isnan().all(), fresh[call.row, HEAD].clone()
     fresh.copy_(call.output)
-    fresh[call.row, HEAD] = torch.where(held.isfinite(), fresh[call.row, HEAD], held)
+    fresh[call.row, HEAD] = torch.where(poisoned, held, fresh[call.row, HEAD])
     call.output = fresh
 
 
