@@ -34,6 +34,7 @@ RELATIONS: dict[str, str] = {
     "across-processes": "another process gives the same",
     "fresh-memory": "memory that nobody has written yet may hold anything, and nothing is written outside",
     "unowned": "rows beyond the last sequence, and slots of nobody, may hold anything and are left alone",
+    "padded-rows": "rows of a replayed batch that are nobody's, by index or without a token, touch nothing",
     "exact": "where nothing needs rounding every bit agrees with the truth",
 }
 # A finer test of a relation is promised as far as the relation itself.
@@ -104,6 +105,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses a pool in place by slot_indices."""
     columns: bool = False
     """Takes a verify step: slot_indices [N, columns] and num_accepted [N]."""
+    replays: bool = False
+    """Can be replayed from a CUDA graph with padded rows: extra `replay`."""
     channel_gate: bool = False
     """Takes g [T, HV, K]."""
     pins: tuple[str, ...] = ()

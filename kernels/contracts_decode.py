@@ -9,6 +9,7 @@ Leaves to others: contracts of prefill and of the plain recurrent kernels.
 
 from __future__ import annotations
 
+from .cache import version_key
 from .contract import Clause, Contract
 from .contracts_engines import (
     RECURRENT_RELATIONS,
@@ -52,10 +53,15 @@ def _contract(kernel: str, clause: Source, own: tuple[Clause, ...], at: str) -> 
     return Contract(kernel=kernel, clauses=clauses)
 
 
-def _vllm_padding(clause: Source, at: str) -> tuple[Clause, ...]:
+def vllm_padding(clause: Source, at: str, version: str, *, by_length: bool) -> tuple[Clause, ...]:
+    """How a padded row is told, in words and (`padding.safe`) for the relation padded-rows."""
+    null_block = version_key(version) >= version_key("0.20.0")
+    words = "index 0 or less is skipped" if null_block else "a negative index is skipped"
+    safe = ["-1", *(["0"] if null_block else []), *(["empty"] if by_length else [])]
     return (
-        clause("slots.padding", "domain", "slot_indices", "a negative index is skipped", at, until="0.20.0"),
-        clause("slots.padding", "domain", "slot_indices", "index 0 or less is skipped", at, since="0.20.0"),
+        clause("slots.padding", "domain", "slot_indices", words, at),
+        clause("slots.stale", "domain", "slot_indices", BY_LENGTH if by_length else BY_INDEX, at),
+        clause("padding.safe", "domain", "slot_indices, cu_seqlens", safe, at),
     )
 
 
@@ -65,9 +71,8 @@ def vllm_verify(version: str | None) -> Contract:
     clause, at = Source(f"vllm {version}"), "fused_recurrent.py"
     own = (
         *_shared(clause, at),
-        *_holds(_vllm_padding(clause, at), version),
+        *vllm_padding(clause, at, version, by_length=True),
         clause("slots.columns", "domain", "slot_indices, num_accepted", COLUMNS, at),
-        clause("slots.stale", "domain", "slot_indices", BY_LENGTH, at),
         clause("state.pool", "rounding", "state", "each column in the pool's dtype; carried in float32", at),
         clause("output.padded", "domain", "output", "rows of a skipped sequence are not written", at),
     )
@@ -80,10 +85,9 @@ def vllm_decode(version: str | None) -> Contract:
     clause, at = Source(f"vllm {version}"), "fused_sigmoid_gating.py"
     own = (
         *_shared(clause, at),
-        *_holds(_vllm_padding(clause, at), version),
+        *vllm_padding(clause, at, version, by_length=True),
         clause("gate.input", "domain", "g, beta", RAW_GATE, at),
         clause("slots.columns", "domain", "slot_indices, num_accepted", COLUMNS, at),
-        clause("slots.stale", "domain", "slot_indices", BY_LENGTH, at),
         clause("state.pool", "rounding", "state", "each column in the pool's dtype; carried in float32", at),
         clause("output.padded", "domain", "output", "rows of a skipped sequence are not written", at),
     )
@@ -96,17 +100,21 @@ def vllm_packed_decode(version: str | None) -> Contract:
     clause, at = Source(f"vllm {version}"), "fused_recurrent.py packed_decode"
     own = (
         *_shared(clause, at),
-        *_holds(_vllm_padding(clause, at), version),
+        *vllm_padding(clause, at, version, by_length=False),
         clause("gate.input", "domain", "g, beta", RAW_GATE, at),
         *_holds(
             (clause("beta.dtype", "transform", "beta", "bfloat16", f"{at}: as b", until="0.20.0"),), version
         ),
         clause("tokens", "domain", "cu_seqlens", "one token per row and call", at),
-        clause("slots.stale", "domain", "slot_indices", BY_INDEX, at),
         clause("state.pool", "rounding", "state", "stored in the pool's dtype after every token", at),
         clause("output.padded", "domain", "output", "rows of a skipped sequence are zero", at),
     )
     return _contract(f"vllm.packed-decode@{version}", clause, own, at)
+
+
+def negative_is_safe(clause: Source, at: str) -> Clause:
+    """For the relation padded-rows: rows with a negative index touch nothing."""
+    return clause("padding.safe", "domain", "slot_indices, cu_seqlens", ["-1"], at)
 
 
 def _sglang_padding(clause: Source, at: str) -> Clause:
@@ -123,6 +131,7 @@ def sglang_decode(version: str | None) -> Contract:
         _sglang_padding(clause, at),
         clause("gate.input", "domain", "g, beta", RAW_GATE, at),
         clause("slots.stale", "domain", "slot_indices", WRITES_BACK, at),
+        negative_is_safe(clause, at),
         clause("state.pool", "rounding", "state", "stored in the pool's dtype at the end of the call", at),
     )
     return _contract(f"sglang.decode@{version}", clause, own, at)
@@ -139,6 +148,7 @@ def sglang_packed_decode(version: str | None) -> Contract:
         clause("beta.dtype", "transform", "beta", "bfloat16", f"{at}: as b"),
         clause("tokens", "domain", "cu_seqlens", "one token per row and call", at),
         clause("slots.stale", "domain", "slot_indices", BY_INDEX, at),
+        negative_is_safe(clause, at),
         clause("state.pool", "rounding", "state", "stored in the pool's dtype after every token", at),
         clause("output.padded", "domain", "output", "rows of a skipped sequence are zero", at),
     )

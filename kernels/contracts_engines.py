@@ -185,6 +185,8 @@ def vllm_recurrent(version: str | None) -> Contract:
         clause("has_initial_state", "domain", "pool", "not read: a fresh slot must hold zeros", at),
         clause("slots.padding", "domain", "slot_indices", "a negative index is skipped", at, until="0.20.0"),
         clause("slots.padding", "domain", "slot_indices", "index 0 or less is skipped", at, since="0.20.0"),
+        clause("padding.safe", "domain", "slot_indices", ["-1", "empty"], at, until="0.20.0"),
+        clause("padding.safe", "domain", "slot_indices", ["-1", "0", "empty"], at, since="0.20.0"),
         clause("slots.per-token", "domain", "slot_indices", "one column per token of a sequence", at),
         clause("l2norm.place", "domain", "q, k", "in the kernel, eps 1e-6, float32, not rounded", at),
         clause("state.pool", "rounding", "state", "stored in the pool's dtype after every token", at),
@@ -231,6 +233,7 @@ def sglang_recurrent(version: str | None) -> Contract:
         clause(
             "slots.padding", "domain", "slot_indices", "a negative index starts at zero, is not stored", at
         ),
+        clause("padding.safe", "domain", "slot_indices", ["-1"], at),
         clause("l2norm.place", "domain", "q, k", "in the kernel, eps 1e-6, float32, not rounded", at),
         clause(
             "state.pool", "rounding", "final_state", "stored in the pool's dtype at the end of the call", at

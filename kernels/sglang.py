@@ -18,6 +18,7 @@ from .contract import Capabilities, Contract
 from .contracts_engines import sglang_chunk, sglang_recurrent
 from .engine_call import check_no_empty, check_rule_call, rounded_beta
 from .interface import KernelCall
+from .replay import launched, replay_of
 from .sglang_kernel import SglangKernel
 from .slots import SlotView
 
@@ -78,6 +79,7 @@ class Recurrent(SglangKernel):
         l2norm="both",
         state_dtypes=("float32", "bfloat16", "float16"),
         slots=True,
+        replays=True,
         profile="fla-recurrent",
         max_tokens_cpu=256,
     )
@@ -90,12 +92,18 @@ class Recurrent(SglangKernel):
         """One call. Raises Refused for what the kernel does not take."""
         check_rule_call("sglang.recurrent", call, self.capabilities)
         slots = SlotView(call.tensors, layout="VK", state_dtype=call.options.state_dtype)
-        output = self.module.fused_recurrent_gated_delta_rule_update(
-            **self.shared(call),
-            beta=layouts.add_batch(call.tensors["beta"]),
-            initial_state_source=slots.pool,
-            initial_state_indices=slots.indices(),
+        arguments, indices = self.shared(call), slots.indices()
+        beta = layouts.add_batch(call.tensors["beta"])
+        output, how = launched(
+            lambda: self.module.fused_recurrent_gated_delta_rule_update(
+                **arguments, beta=beta, initial_state_source=slots.pool, initial_state_indices=indices
+            ),
+            replay=replay_of(call.options.extra, len(indices)),
+            indices=indices,
+            offsets=arguments["cu_seqlens"],
+            pool=slots.pool,
         )
+        self.evidence |= how
         return {"output": layouts.drop_batch(output), **slots.outputs()}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from .contracts_decode import sglang_decode, sglang_packed_decode, sglang_verify
 from .engine_call import check_rule_call, prepared_qk, rounded_beta, scale_of
 from .gate_inputs import gate_inputs
 from .interface import KernelCall
+from .replay import launched, replay_of
 from .sglang_kernel import SglangKernel
 from .slots import SlotView
 from .vllm_decode import CAPABILITIES, WITH_COLUMNS, check_packed, packed_steps
@@ -88,9 +90,17 @@ class Decode(_Fused):
     def run(self, call: KernelCall) -> dict[str, Tensor]:
         """One call. Raises Refused for what the kernel does not take."""
         slots = SlotView(call.tensors, layout="VK", state_dtype=call.options.state_dtype)
-        output = self.fused.fused_sigmoid_gating_delta_rule_update(
-            **self.keywords(call), initial_state_source=slots.pool, initial_state_indices=slots.indices()
+        keywords, indices = self.keywords(call), slots.indices()
+        output, how = launched(
+            lambda: self.fused.fused_sigmoid_gating_delta_rule_update(
+                **keywords, initial_state_source=slots.pool, initial_state_indices=indices
+            ),
+            replay=replay_of(call.options.extra, len(indices)),
+            indices=indices,
+            offsets=keywords["cu_seqlens"],
+            pool=slots.pool,
         )
+        self.evidence |= how
         return {"output": layouts.drop_batch(output), **slots.outputs()}
 
 
@@ -98,7 +108,7 @@ class Verify(_Fused):
     """`fused_sigmoid_gating_delta_rule_update` as target verify: the pool is read, states go to a buffer."""
 
     op = "verify"
-    capabilities = WITH_COLUMNS
+    capabilities = msgspec.structs.replace(WITH_COLUMNS, replays=False)
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:
@@ -142,8 +152,8 @@ class PackedDecode(SglangKernel):
         check_packed(name, call, self.module)
         gates = gate_inputs(name, call.tensors, rounded_beta(call.tensors["beta"], call.tensors["q"]))
         slots = SlotView(call.tensors, layout="VK", state_dtype=call.options.state_dtype)
-        output, steps, in_kernel = packed_steps(self.module, call, gates, slots)
-        self.evidence = {"backend": "triton", "l2norm_in_kernel": in_kernel, "steps": steps}
+        output, ran = packed_steps(self.module, call, gates, slots)
+        self.evidence = {"backend": "triton", **ran}
         return {"output": output, **slots.outputs()}
 
 

@@ -52,7 +52,7 @@ class SlotView:
         if given is None:
             given = torch.zeros(n_sequences, v.shape[1], tensors["k"].shape[-1], v.shape[-1], device=v.device)
         own = torch.arange(n_sequences, device=v.device)
-        self.slots = tensors["slot_indices"].long() if self.given_pool else own
+        self.slots = _one_each(tensors["slot_indices"].long()) if self.given_pool else own
         if bool((self.slots >= given.shape[0]).any()):
             raise Refused(
                 f"slot_indices reach {int(self.slots.max())} but the pool has {given.shape[0]} slots"
@@ -108,3 +108,14 @@ class SlotView:
         if self.given_pool:
             found["pool"] = canonical.contiguous()
         return found
+
+
+def _one_each(slots: Tensor) -> Tensor:
+    """slot_indices as [N]. Raises Refused for a verify step's columns, of which there are several."""
+    if slots.dim() == 2 and slots.shape[1] == 1:
+        return slots[:, 0]
+    if slots.dim() == 2:
+        raise Refused(
+            f"slot_indices has {slots.shape[1]} columns per sequence; this kernel keeps one state for each"
+        )
+    return slots

@@ -23,6 +23,7 @@ from .contract import Capabilities, Contract
 from .contracts_engines import vllm_chunk, vllm_recurrent
 from .engine_call import check_no_empty, check_rule_call, prepared_qk, rounded_beta, scale_of
 from .interface import KernelCall
+from .replay import launched, replay_of
 from .slots import SlotView
 from .vllm_kernel import VllmKernel
 
@@ -120,6 +121,7 @@ class Recurrent(VllmKernel):
         l2norm="both",
         state_dtypes=("float32", "bfloat16", "float16"),
         slots=True,
+        replays=True,
         profile="fla-recurrent",
         max_tokens_cpu=256,
     )
@@ -139,22 +141,29 @@ class Recurrent(VllmKernel):
         null_slot = self.null_slot
         slots = SlotView(tensors, layout="VK", state_dtype=call.options.state_dtype, null_slot=null_slot)
         cu_seqlens = layouts.own_offsets(tensors["cu_seqlens"], torch.int32)
-        longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
-        output, _ = self.module.fused_recurrent_gated_delta_rule(
-            q=layouts.add_batch(q),
-            k=layouts.add_batch(k),
-            v=layouts.add_batch(tensors["v"]),
-            g=layouts.add_batch(tensors["g"]),
-            beta=layouts.add_batch(tensors["beta"]),
-            scale=scale_of(call),
-            initial_state=slots.pool,
-            inplace_final_state=True,
-            cu_seqlens=cu_seqlens,
-            # A row of slots per sequence, one for each of its tokens.
-            ssm_state_indices=slots.columns(longest),
-            use_qk_l2norm_in_kernel=in_kernel,
+        # A row of slots per sequence, one for each of its tokens.
+        indices = slots.columns(int((cu_seqlens[1:] - cu_seqlens[:-1]).max()))
+        arguments = {
+            "q": layouts.add_batch(q),
+            "k": layouts.add_batch(k),
+            "v": layouts.add_batch(tensors["v"]),
+            "g": layouts.add_batch(tensors["g"]),
+            "beta": layouts.add_batch(tensors["beta"]),
+            "scale": scale_of(call),
+            "initial_state": slots.pool,
+            "inplace_final_state": True,
+            "cu_seqlens": cu_seqlens,
+            "ssm_state_indices": indices,
+            "use_qk_l2norm_in_kernel": in_kernel,
+        }
+        output, how = launched(
+            lambda: self.module.fused_recurrent_gated_delta_rule(**arguments)[0],
+            replay=replay_of(call.options.extra, len(indices)),
+            indices=indices,
+            offsets=cu_seqlens,
+            pool=slots.pool,
         )
-        self.evidence = {"backend": "triton", "l2norm_in_kernel": in_kernel, "null_slot": null_slot}
+        self.evidence = {"backend": "triton", "l2norm_in_kernel": in_kernel, "null_slot": null_slot, **how}
         return {"output": layouts.drop_batch(output), **slots.outputs()}
 
 

@@ -25,6 +25,7 @@ from .contracts_decode import vllm_decode, vllm_packed_decode, vllm_verify
 from .engine_call import check_rule_call, prepared_qk, rounded_beta, scale_of
 from .gate_inputs import GateInputs, gate_inputs
 from .interface import KernelCall
+from .replay import launched, replay_of
 from .slots import SlotView
 from .vllm_kernel import VllmKernel
 
@@ -34,6 +35,7 @@ CAPABILITIES = Capabilities(
     l2norm="both",
     state_dtypes=("float32", "bfloat16", "float16"),
     slots=True,
+    replays=True,
     profile="fla-recurrent",
     max_tokens_cpu=256,
 )
@@ -64,23 +66,31 @@ class Verify(VllmKernel):
         view = ColumnView(
             tensors, layout="VK", state_dtype=call.options.state_dtype, null_slot=self.null_slot
         )
-        output, _ = self.module.fused_recurrent_gated_delta_rule(
-            q=layouts.add_batch(q),
-            k=layouts.add_batch(k),
-            v=layouts.add_batch(tensors["v"]),
-            g=layouts.add_batch(tensors["g"]),
-            beta=layouts.add_batch(tensors["beta"]),
-            scale=scale_of(call),
-            initial_state=view.pool,
-            inplace_final_state=True,
-            cu_seqlens=layouts.own_offsets(tensors["cu_seqlens"], torch.int32),
-            ssm_state_indices=view.indices(),
-            num_accepted_tokens=view.accepted.to(torch.int32),
-            use_qk_l2norm_in_kernel=in_kernel,
+        indices, cu_seqlens = view.indices(), layouts.own_offsets(tensors["cu_seqlens"], torch.int32)
+        arguments = {
+            "q": layouts.add_batch(q),
+            "k": layouts.add_batch(k),
+            "v": layouts.add_batch(tensors["v"]),
+            "g": layouts.add_batch(tensors["g"]),
+            "beta": layouts.add_batch(tensors["beta"]),
+            "scale": scale_of(call),
+            "initial_state": view.pool,
+            "inplace_final_state": True,
+            "cu_seqlens": cu_seqlens,
+            "ssm_state_indices": indices,
+            "num_accepted_tokens": view.accepted.to(torch.int32),
+            "use_qk_l2norm_in_kernel": in_kernel,
+        }
+        output, how = launched(
+            lambda: self.module.fused_recurrent_gated_delta_rule(**arguments)[0],
+            replay=replay_of(call.options.extra, len(indices)),
+            indices=indices,
+            offsets=cu_seqlens,
+            pool=view.pool,
         )
         self.evidence = {
             "backend": "triton", "l2norm_in_kernel": in_kernel, "null_slot": self.null_slot,
-            "columns": view.slots.shape[1],
+            "columns": view.slots.shape[1], **how,
         }  # fmt: skip
         return {"output": layouts.drop_batch(output), **view.outputs()}
 
@@ -106,32 +116,38 @@ class Decode(VllmKernel):
         how: dict[str, Any] = {"layout": "VK", "state_dtype": call.options.state_dtype}
         if has_columns(call):
             view = ColumnView(tensors, **how, null_slot=self.null_slot)
-            where = {
-                "ssm_state_indices": view.indices(),
-                "num_accepted_tokens": view.accepted.to(torch.int32),
-            }
+            indices = view.indices()
+            accepted = {"num_accepted_tokens": view.accepted.to(torch.int32)}
         else:
             view = SlotView(tensors, **how, null_slot=self.null_slot)
-            longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
-            where = {"ssm_state_indices": view.columns(longest)}
-        output, _ = self.module.fused_sigmoid_gating_delta_rule_update(
-            A_log=gates.A_log,
-            a=layouts.add_batch(gates.a),
-            b=layouts.add_batch(gates.b),
-            dt_bias=gates.dt_bias,
-            q=layouts.add_batch(q),
-            k=layouts.add_batch(k),
-            v=layouts.add_batch(tensors["v"]),
-            scale=scale_of(call),
-            initial_state=view.pool,
-            inplace_final_state=True,
-            cu_seqlens=cu_seqlens,
-            use_qk_l2norm_in_kernel=in_kernel,
-            **where,
+            indices = view.columns(int((cu_seqlens[1:] - cu_seqlens[:-1]).max()))
+            accepted = {}
+        arguments = {
+            "A_log": gates.A_log,
+            "a": layouts.add_batch(gates.a),
+            "b": layouts.add_batch(gates.b),
+            "dt_bias": gates.dt_bias,
+            "q": layouts.add_batch(q),
+            "k": layouts.add_batch(k),
+            "v": layouts.add_batch(tensors["v"]),
+            "scale": scale_of(call),
+            "initial_state": view.pool,
+            "inplace_final_state": True,
+            "cu_seqlens": cu_seqlens,
+            "ssm_state_indices": indices,
+            "use_qk_l2norm_in_kernel": in_kernel,
+            **accepted,
+        }
+        output, ran = launched(
+            lambda: self.module.fused_sigmoid_gating_delta_rule_update(**arguments)[0],
+            replay=replay_of(call.options.extra, len(indices)),
+            indices=indices,
+            offsets=cu_seqlens,
+            pool=view.pool,
         )
         self.evidence = {
             "backend": "triton", "l2norm_in_kernel": in_kernel, "null_slot": self.null_slot,
-            "gate_inputs": "given" if gates.given else "made",
+            "gate_inputs": "given" if gates.given else "made", **ran,
         }  # fmt: skip
         return {"output": layouts.drop_batch(output), **view.outputs()}
 
@@ -157,10 +173,9 @@ class PackedDecode(VllmKernel):
         slots = SlotView(
             call.tensors, layout="VK", state_dtype=call.options.state_dtype, null_slot=self.null_slot
         )
-        output, steps, in_kernel = packed_steps(self.module, call, gates, slots)
+        output, ran = packed_steps(self.module, call, gates, slots)
         self.evidence = {
-            "backend": "triton", "l2norm_in_kernel": in_kernel, "null_slot": self.null_slot, "steps": steps,
-            "beta_rounded": rounds_beta,
+            "backend": "triton", "null_slot": self.null_slot, "beta_rounded": rounds_beta, **ran,
         }  # fmt: skip
         return {"output": output, **slots.outputs()}
 
@@ -179,8 +194,8 @@ def check_packed(name: str, call: KernelCall, module: Any) -> None:
 
 def packed_steps(
     module: Any, call: KernelCall, gates: GateInputs, slots: SlotView
-) -> tuple[Tensor, int, bool]:
-    """(output [T, HV, V], calls made, whether the kernel normalised) of the packed kernel, token by token.
+) -> tuple[Tensor, dict[str, Any]]:
+    """(output [T, HV, V], evidence) of the packed kernel, token by token.
 
     A row that has run out of tokens is left out of the batch, as an engine leaves out what has finished.
     """
@@ -192,24 +207,36 @@ def packed_steps(
     lengths, indices = starts.diff(), slots.indices()
     output = torch.zeros_like(v)
     steps = int(lengths.max())
+    replay = replay_of(call.options.extra, len(indices))
+    if replay is not None and steps != 1:
+        raise Refused(f"replay: a packed batch has one token per row, this call has up to {steps}")
+    evidence: dict[str, Any] = {"l2norm_in_kernel": in_kernel, "steps": steps}
     for step in range(steps):
         running = (lengths > step).nonzero().flatten()
         rows = starts[running] + step
-        out = v.new_empty(len(rows), 1, *v.shape[1:])
-        module.fused_recurrent_gated_delta_rule_packed_decode(
-            mixed_qkv=mixed[rows],
-            a=gates.a[rows],
-            b=gates.b[rows],
-            A_log=gates.A_log,
-            dt_bias=gates.dt_bias,
-            scale=scale_of(call),
-            initial_state=slots.pool,
-            out=out,
-            ssm_state_indices=indices[running].contiguous(),
-            use_qk_l2norm_in_kernel=in_kernel,
+        arguments = {
+            "mixed_qkv": mixed[rows],
+            "a": gates.a[rows],
+            "b": gates.b[rows],
+            "A_log": gates.A_log,
+            "dt_bias": gates.dt_bias,
+            "scale": scale_of(call),
+            "initial_state": slots.pool,
+            "out": v.new_empty(len(rows), 1, *v.shape[1:]),
+            "ssm_state_indices": indices[running].contiguous(),
+            "use_qk_l2norm_in_kernel": in_kernel,
+        }
+
+        def launch(arguments: dict[str, Any] = arguments) -> Tensor:
+            made: Tensor = module.fused_recurrent_gated_delta_rule_packed_decode(**arguments)[0]
+            return made
+
+        out, how = launched(
+            launch, replay=replay, indices=arguments["ssm_state_indices"], offsets=None, pool=slots.pool
         )
         output[rows] = out[:, 0]
-    return output, steps, in_kernel
+        evidence |= how
+    return output, evidence
 
 
 KERNELS = {"verify": Verify, "decode": Decode, "packed-decode": PackedDecode}

@@ -57,7 +57,9 @@ def profiles_of(
             raise BadInput(f"l2norm is {word!r}; use in_kernel or before")
     if l2norms and not raw:
         raise BadInput("the case's q and k are normalised already; give one with raw q and k for --l2norm")
-    combinations = itertools.product(states or ["fp32"], betas or [None], l2norms or [None])
+    given: list[str | None] = list(betas) or [None]
+    places: list[L2norm | None] = list(l2norms) or [None]
+    combinations = itertools.product(states or ["fp32"], given, places)
     return [
         Profile(state=SHORT[DTYPES[s]], beta=None if b is None else SHORT[DTYPES[b]], l2norm=n)
         for s, b, n in combinations

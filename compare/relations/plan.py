@@ -25,6 +25,7 @@ from . import (
     fresh_memory,
     head_permutation,
     isolation,
+    padded_rows,
     power_of_two_scaling,
     prefix_state,
     run_to_run,
@@ -55,6 +56,7 @@ RELATIONS: dict[str, Planner] = {
     isolation.NAME: _plain(isolation.plan),
     fresh_memory.NAME: _plain(fresh_memory.plan),
     unowned.NAME: _plain(unowned.plan),
+    padded_rows.NAME: lambda x, seed, info, call: padded_rows.plan(x, seed=seed, info=info),
     slot_permutation.NAME: lambda x, seed, info, call: slot_permutation.plan(
         x, seed=seed, info=info, call=call
     ),
