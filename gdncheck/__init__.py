@@ -23,6 +23,7 @@ _TWINS = {
     "make": "gdncheck.capture.make",
     "repeat": "gdncheck.compare.repeats",
     "selftest": "gdncheck.compare.selftest",
+    "shrink": "gdncheck.compare.shrink",
     "sweep": "gdncheck.compare.sweep.sweep",
     "read_case": "gdncheck.capture.casefile",
     "write_case": "gdncheck.capture.casefile",

@@ -71,6 +71,8 @@ class Journal:
             self.rate = Rate(failures=line["rate"][0], runs=line["rate"][1])
         if "tried" in line:
             self.tried.add(line["tried"])
+        if "settled" in line:
+            self._named[line["settled"]["hash"]] = line["settled"]
         if "change" in line:
             self.accepted.append(line["change"])
             self._named[line["hash"]] = line
@@ -103,6 +105,18 @@ class Journal:
             return
         found = hash_of(candidate.case)
         self._write({"hash": found, "deviations": candidate.deviations, "change": candidate.change})
+        write_case(candidate.case, self.out)
+
+    def settle(self, candidate: Candidate) -> None:
+        """The end's file, with what is known of it in its header."""
+        if self.out is None:
+            return
+        line = {
+            "hash": hash_of(candidate.case),
+            "deviations": candidate.deviations,
+            "change": candidate.change,
+        }
+        self._write({"settled": line})
         write_case(candidate.case, self.out)
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -306,7 +306,10 @@ class Oracle:
     def fresh_twin(self) -> Oracle:
         """The same on a process of its own; close its `limited` afterwards."""
         handle = self.workers.begin(
-            self.limited.spec, device=self.limited.device, time_limit=self.limited.time_limit
+            self.limited.spec,
+            device=self.limited.device,
+            time_limit=self.limited.time_limit,
+            environment=self.limited.handle.environment,
         )
         twin = Oracle(
             self.workers, handle, self._start, verdict_device=self.device, seed=self.seed,

@@ -16,13 +16,15 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ...capture.case import Case
-from ...capture.casefile import read_case
+from ...capture.casefile import write_case
 from ...capture.errors import BadInput
 from ...kernels.pool import KernelHandle, WorkerPool
 from ..axes.table import check_names, value_of
 from ..diff import verdict_device
+from ..finding import environment_for, facts_of, find, with_facts
 from ..store import Signature
 from ..sweep.attempt import Attempt
 from ..sweep.judging import digest
@@ -64,13 +66,13 @@ USUAL_DIMS = (16, 16)
 
 def shrink(
     case: Case | Path | str,
-    kernel: str | KernelHandle,
+    kernel: str | KernelHandle | None = None,
     *,
     signature: Signature | str | None = None,
     deviations: Mapping[str, str] | None = None,
     budget: float | None = BUDGET,
     runs: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     report: Say | None = None,
     out: Path | str | None = None,
     baseline: str | None = None,
@@ -80,16 +82,26 @@ def shrink(
 ) -> Shrunk:
     """Make a failing case as small as it goes while it fails in the same way.
 
-    kernel: a name, or an open kernel. signature: of the finding, or its 16 digits; None: whatever the start
-    shows. deviations: {axis: value} under which it fails. budget: seconds, and runs: kernel runs, after which
-    the best so far is returned. out: file of the best so far; with it a killed shrink goes on where it was.
+    case: a case, its file, or `RUN/SIGNATURE` of a run's store. kernel: a name, or an open kernel; None: the
+    one that the finding names. signature: of the finding, or its 16 digits; None: whatever the start shows.
+    deviations: {axis: value} under which it fails; None: the finding's. budget: seconds, and runs: kernel
+    runs, after which the best so far is returned. out: file of the best so far; with it a killed shrink goes
+    on where it was; the nearest passing case is written beside it.
     baseline: what the deviations depart from. time_limit: seconds for one call; None: 300, or the open
     kernel's own. report: told (words, done, total) as it goes.
     Ctrl-C returns the best so far, `stopped` being `interrupted`.
     Raises BadInput where the start does not fail, or not as the signature says; CannotRun.
     """
-    start = case if isinstance(case, Case) else read_case(case)
-    changed = checked_deviations(deviations)
+    finding = find(case)
+    start, facts = finding.case, finding.facts
+    kernel = kernel or facts.kernel
+    if not kernel:
+        raise BadInput(f"{finding.name}: says no kernel that fails on it; name one with --kernel")
+    changed = checked_deviations(facts.deviations if deviations is None else deviations)
+    baseline = facts.baseline if baseline is None else baseline
+    seed = facts.seed if seed is None else seed
+    if signature is None:
+        signature = finding.identity
     if budget is not None and not budget > 0:
         raise BadInput(f"budget is {budget}; give seconds above 0")
     if runs is not None and runs < 1:
@@ -103,14 +115,17 @@ def shrink(
     }  # fmt: skip
     journal = Journal(None if out is None else Path(out), key)
     with WorkerPool(device=device, time_limit=max(time_limit or 0.0, LOADING)) as workers:
-        handle = workers.open(kernel) if isinstance(kernel, str) else kernel
+        handle = kernel
+        if isinstance(handle, str):
+            handle = workers.open(handle, environment=environment_for(facts))
         oracle = Oracle(
             workers, handle, start, verdict_device=verdict_device(device), seed=seed, baseline=baseline,
             time_limit=time_limit or handle.time_limit,
         )  # fmt: skip
         say = report or (lambda *words: None)
         meter = Meter(oracle, budget, runs)
-        return _Shrinking(meter, Candidate(start, changed), journal, say).run(signature, command)
+        shrinking = _Shrinking(meter, Candidate(start, changed), journal, say)
+        return shrinking.run(signature, {"baseline": baseline, "seed": seed, "tune": facts.tune}, command)
 
 
 def checked_deviations(deviations: Mapping[str, str] | None) -> dict[str, str]:
@@ -118,6 +133,11 @@ def checked_deviations(deviations: Mapping[str, str] | None) -> dict[str, str]:
     given = dict(deviations or {})
     check_names(given, "deviations")
     return {name: value_of(name, value, "deviations") for name, value in given.items()}
+
+
+def passing_path(out: Path) -> Path:
+    """Where the nearest passing case lies: beside the smallest failing one."""
+    return out.with_name(f"{out.name.removesuffix('.safetensors')}.passing.safetensors")
 
 
 class _Ended(Exception):
@@ -135,14 +155,17 @@ class _Shrinking:
         self.passed: list[Candidate] = []
         """Candidates that did not show the failure, since the best became the best."""
 
-    def run(self, wanted: Wanted, command: str) -> Shrunk:
-        """Everything in order: the start, the search, the confirmation, the neighbour."""
+    def run(self, wanted: Wanted, asked: dict[str, Any], command: str) -> Shrunk:
+        """Everything in order: the start, the search, the confirmation, the neighbour.
+
+        asked: facts of the finding that only the caller knows.
+        """
         self.journal.open()
         done = False
         try:
             self._begin(wanted)
             self._search()
-            shrunk = self._finish(command)
+            shrunk = self._finish(asked, command)
             done = shrunk.stopped == "smallest"
             return shrunk
         finally:
@@ -215,7 +238,7 @@ class _Shrinking:
         return True
 
     def _is_same(self, attempt: Attempt) -> bool:
-        return fault_of(attempt, self.oracle.chunk_size) == self.fault
+        return self.fault.matches(fault_of(attempt, self.oracle.chunk_size))
 
     def _asked(self, candidate: Candidate) -> Answer:
         used = not self.oracle.limited.fresh
@@ -239,11 +262,20 @@ class _Shrinking:
             return False
         return found.sound or plain_words(found.reason) == plain_words(start.reason)
 
-    def _finish(self, command: str) -> Shrunk:
+    def _finish(self, asked: dict[str, Any], command: str) -> Shrunk:
         best, start = self.box.best, self.start
         rate, attempt = self._confirmed(best)
-        if self.journal.out is not None and not self.journal.accepted:
-            self.journal.accept(best)
+        facts = facts_of(
+            self.oracle.info, attempt or self.attempt, kind=self.fault.kind,
+            signature=self.started.signature.digest, place_pattern=self.fault.pattern,
+            deviations=best.deviations, relation=self.oracle.relation, failures=rate.failures, runs=rate.runs,
+            time_limit=self.oracle.limited.longest, history=tuple(self.journal.accepted), **asked,
+        )  # fmt: skip
+        best = best.with_case(with_facts(best.case, facts), best.change)
+        self.journal.settle(best)
+        neighbour = self._neighbour()
+        if neighbour is not None and self.journal.out is not None:
+            write_case(neighbour.case, passing_path(self.journal.out))
         return Shrunk(
             kernel=self.oracle.info.name,
             version=self.oracle.info.version,
@@ -259,7 +291,7 @@ class _Shrinking:
             size=best.size,
             start_words=words_of(start.case),
             words=words_of(best.case),
-            neighbour=self._neighbour(),
+            neighbour=neighbour,
             accepted=tuple(self.journal.accepted),
             tried=self.tried,
             runs=self.meter.runs,

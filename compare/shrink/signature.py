@@ -27,7 +27,9 @@ NUMERIC = frozenset(
 CRASH = re.compile(r"killed by|exited with|context is lost|closed its connection")
 PATHS = re.compile(r"\S*/(?=[^/\s]+)")
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-SMALLEST_WORD = 80
+LONGEST_WORDS = 80
+# The pattern under which fuzz keeps a failure that comes and goes at different places.
+COMES_AND_GOES = "comes and goes"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +44,23 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str
     message: str = ""
     """Of an error, a crash or bad input, without its numbers."""
+    moves: bool = False
+    """It comes and goes at different places: only its kind has to stay."""
+
+    def matches(self, other: Fault | None) -> bool:
+        """Whether another attempt shows this failure."""
+        if other is None or self.kind != other.kind:
+            return False
+        if self.moves:
+            return self.message == other.message
+        return msgspec.structs.replace(other, moves=False) == self
 
     def in_words(self) -> str:
         parts = [self.kind, self.tensor or "", self.class_ if self.kind != self.class_ else "", self.pattern]
         if self.rule not in ("numbers", "", self.kind):
             parts.insert(1, self.rule)
         if self.message:
-            parts.append(self.message[:SMALLEST_WORD])
+            parts.append(self.message[:LONGEST_WORDS])
         return ", ".join(p for p in dict.fromkeys(parts) if p and p != "no place")
 
 
@@ -106,6 +118,9 @@ def agrees(signature: Signature, attempt: Attempt, chunk_size: int | None) -> bo
     if fault is None:
         return False
     place = attempt.place
+    if signature.place_pattern == COMES_AND_GOES:
+        classes = {"moves": ("wrong", "moves")}.get(signature.class_, (signature.class_,))
+        return class_of(fault, place) in classes
     # Relations are tier 4, the case's own numbers 0 to 3.
     tiers = {t is not None and t >= 4 for t in (signature.tier, attempt.tier)}
     return (

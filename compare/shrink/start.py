@@ -9,7 +9,7 @@ relations, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -79,38 +79,51 @@ def check_start(meter: Meter, start: Candidate, wanted: Wanted, known: Rate | No
     sound = oracle.soundness(start.case)
     say(f"running the start ({words_of(start.case)})")
     rate, shown, other = _measured(meter, start, wanted, known)
-    if shown is None and not start.deviations:
+    if not shown and not start.deviations:
         say("the numbers of the case show nothing: trying the relations")
         _find_relation(meter, start)
         if oracle.relation:
             rate, shown, other = _measured(meter, start, wanted, known)
-    if shown is None:
+    if not shown:
         assert other is not None
         raise BadInput(_does_not_fail(oracle, start, rate, other, wanted))
-    fault = fault_of(shown, oracle.chunk_size)
-    assert fault is not None
+    fault = common_fault([fault_of(attempt, oracle.chunk_size) for attempt in shown])
     oracle.may_hang = fault.kind == "timeout"
     oracle.look_for(fault.kind)
     return Started(
         rate=known or rate,
         fault=fault,
-        attempt=shown,
-        signature=signature_of(shown, oracle.info, oracle.chunk_size),
+        attempt=shown[0],
+        signature=signature_of(shown[0], oracle.info, oracle.chunk_size),
         soundness=sound,
     )
 
 
+def common_fault(faults: Sequence[Fault | None]) -> Fault:
+    """What all failing runs of the start share: the first's fault, or its kind where they differ."""
+    first = faults[0]
+    assert first is not None
+    if all(first.matches(fault) for fault in faults):
+        return first
+    return msgspec.structs.replace(first, moves=True)
+
+
 def _measured(
     meter: Meter, start: Candidate, wanted: Wanted, known: Rate | None
-) -> tuple[Rate, Attempt | None, Attempt | None]:
-    """Runs of the start: how many show the failure, one that does and one that does not."""
+) -> tuple[Rate, list[Attempt], Attempt | None]:
+    """Runs of the start: how many show the failure, those that do and one that does not."""
     shown: list[Attempt] = []
     chunk = meter.oracle.chunk_size
 
     def is_same(attempt: Attempt) -> bool:
-        if not shown and _is_wanted(meter.oracle, attempt, wanted):
+        same = _is_wanted(meter.oracle, attempt, wanted)
+        if shown:
+            # Of one kind, at whatever place: what varies here may vary later.
+            first, again = fault_of(shown[0], chunk), fault_of(attempt, chunk)
+            same = first is not None and again is not None and first.kind == again.kind
+        if same:
             shown.append(attempt)
-        return bool(shown) and fault_of(attempt, chunk) == fault_of(shown[0], chunk)
+        return same
 
     first = meter.see(start)
     kept = [first]
@@ -123,7 +136,7 @@ def _measured(
         return meter.late() or (known is not None and bool(shown))
 
     rate, _, other = measure(see, is_same, late, first_runs=1 if meter.oracle.relation else most)
-    return rate, shown[0] if shown else None, other
+    return rate, shown, other
 
 
 def _is_wanted(oracle: Oracle, attempt: Attempt, wanted: Wanted) -> bool:
