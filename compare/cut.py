@@ -11,9 +11,12 @@ import msgspec
 from ..capture.case import Case
 from ..capture.errors import BadInput
 
-PER_TOKEN = ("q", "k", "v", "g", "beta", "conv_input", "a", "b", "z")
+PER_TOKEN = ("q", "k", "v", "g", "beta", "conv_input", "a", "b", "z", "conv_output", "core_output")
 PER_SEQUENCE = ("initial_state", "has_initial_state", "slot_indices", "conv_state")
-WHOLE_CALL = ("observed_output", "observed_final_state", "observed_conv_state", "observed_layer_output")
+WHOLE_CALL = (
+    "observed_output", "observed_final_state", "observed_conv_state", "observed_core_output",
+    "observed_layer_output",
+)  # fmt: skip
 
 
 def first_tokens(case: Case, n_tokens: int) -> Case:

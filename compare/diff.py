@@ -82,6 +82,7 @@ def diff(
     case: Case | Path | str | None = None,
     *,
     kernels: Sequence[str] | None = None,
+    op: str = "rule",
     layer: int | None = None,
     captures: Path | str = "captures",
     device: str = "auto",
@@ -100,6 +101,8 @@ def diff(
     """Run kernels on a case, a file, a layer or (with neither) all captured layers, and rule on each.
 
     kernels: names; None: what is installed. first: judge the first so many tokens of the first sequence.
+    op: `rule`, or another operation of the layer, or `core` for all of them in order (`ops.diff.diff_ops`);
+    relations, tolerances and stages are the rule's.
     atol, rtol: decide by torch.allclose-like tolerances instead of tiers 2 and 3, and mark the verdict so: a
     number for both tensors, or by tensor, as {"output": 1e-3}.
     stages: compare each kernel's stage functions too, and say which stage makes an error.
@@ -107,6 +110,15 @@ def diff(
     progress: told in a few words what is being done.
     Raises BadInput for a wrong file, layer or name; CannotRun where nothing could run.
     """
+    if op != "rule":
+        from .ops.diff import diff_ops
+
+        if stages or atol is not None or rtol is not None:
+            raise BadInput(f"stages and tolerances are for the rule, not for op {op}; leave them out")
+        return diff_ops(
+            op, case, kernels=kernels, layer=layer, captures=captures, device=device, time_limit=time_limit,
+            seed=seed, strict=strict, first=first, sources=sources, progress=progress, command=command,
+        )  # fmt: skip
     started = time.monotonic()
     check_arguments(relations=relations, first=first)
     settings = Settings(seed=seed, relations=relations, tolerances=tolerances(atol, rtol), stages=stages)

@@ -17,6 +17,7 @@ from rich.table import Table
 from ..capture.atomic import atomic_path
 from .diff import CaseInput, DiffReport
 from .jsonout import dumps
+from .report_ops import table_of_ops
 from .report_words import full, number, where
 from .verdict import DiffResult, Outcome, Place
 
@@ -36,6 +37,9 @@ def print_report(report: DiffReport, console: Console) -> None:
     for row in report.inputs:
         console.print(escape(input_line(row)), highlight=False, soft_wrap=True)
     console.print(table_of(report))
+    for result in report.results:
+        if result.ops:
+            console.print(table_of_ops(result, several=len(report.results) > 1))
     for line in reasons(report):
         console.print(line, highlight=False, soft_wrap=True)
     for line in pair_lines(report):
@@ -193,7 +197,11 @@ def next_steps(report: DiffReport) -> Iterator[str]:
     if "out-of-contract" in words:
         yield "next: the input is to blame before any kernel; see what wrote it: gdncheck inspect CASE"
     if "fail" in words:
-        yield "next: attach the case file and this report; compare another version on it with --kernel"
+        made = [f for r in report.results for f in r.ops if f.made and f.kernel != r.kernel]
+        if made and made[0].op != "rule":
+            yield f"next: {made[0].op} alone: gdncheck diff CASE --op {made[0].op} --kernel {made[0].kernel}"
+        else:
+            yield "next: attach the case file and this report; compare another version on it with --kernel"
     if "timeout" in words:
         yield "next: give it longer with --time-limit SECONDS, or fewer tokens with --first N"
     if "error" in words:

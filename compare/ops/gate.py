@@ -112,7 +112,8 @@ OP = Op(
     wide=("g",),
     # transformers takes the sigmoid in the model's dtype: torch computes it in float32 and rounds once.
     profiles=({}, {"gate.beta": "native"}),
-    forms=({"log1p": True}, {"log1p": False, "threshold": 20.0}),
+    form="gate.form",
+    forms={"log1p": lambda i: i.computing(log1p=True), "log": lambda i: i.computing(log1p=False)},
     clauses={"gate.softplus-threshold": parameter("threshold"), "gate.dt-bias": _dt_bias},
     domain=domain,
     exact=exact,

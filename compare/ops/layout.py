@@ -24,7 +24,8 @@ def as_rows(name: str, tensor: Tensor, heads: Heads | None) -> Tensor:
     if name in CHANNELS:
         group = channel_group(tensor.shape[1], heads)
         return tensor.reshape(tensor.shape[0], tensor.shape[1] // group, -1)
-    return tensor.unsqueeze(-1) if tensor.ndim == 2 else tensor.flatten(2)
+    # A state keeps its [K, V]: how many directions its error has is counted there (`draws`).
+    return tensor.unsqueeze(-1) if tensor.ndim == 2 else tensor
 
 
 def channel_group(n_channels: int, heads: Heads | None) -> int:

@@ -96,14 +96,18 @@ class Op:
     """The input whose dtype the casts call native, and that the outputs have too unless `wide` says not."""
     function: Any
     """The pure function."""
+    weight: str | None = None
+    """The input whose dtype a cast `promoted` takes where it is wider."""
     wide: tuple[str, ...] = ()
     """Outputs that are float32 whatever the input."""
     copies: tuple[str, ...] = ()
     """Outputs that hold input values and nothing else: exact in any dtype that holds them."""
     profiles: tuple[Mapping[str, str], ...] = ({},)
     """Cast tables of sound kernels: what one that declares no rounding may do."""
-    forms: tuple[Mapping[str, Any], ...] = ({},)
-    """Parameters of `function` under which it is the same function, computed another way."""
+    forms: Mapping[str, Callable[[OpInputs], OpInputs]] = field(default_factory=dict)
+    """Ways to compute the same function, by the word that the clause `form` gives for one."""
+    form: str | None = None
+    """Clause that says which form a kernel has; none declared: any may be it."""
     clauses: Mapping[str, Callable[[OpInputs, Any], OpInputs]] = field(default_factory=dict)
     """Transform clause -> what it does to inputs or function."""
     domain: Callable[[OpInputs, Mapping[str, str]], Sequence[OpFinding]] = no_findings

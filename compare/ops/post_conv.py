@@ -5,7 +5,7 @@ Its truth and its honest errors are those of the three operations, one after the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +61,10 @@ def _set(part: str, name: str) -> Any:
     return change
 
 
+def _form(log1p: bool) -> Callable[[OpInputs], OpInputs]:
+    return lambda inputs: _set("gate", "log1p")(inputs, log1p)
+
+
 def _gate_guess(guess: Guess) -> Guess:
     """A guess of the gate on the gate's part."""
 
@@ -92,6 +96,8 @@ OP = Op(
     function=PostConv(),
     wide=("g",),
     copies=("v",),
+    form="gate.form",
+    forms={"log1p": _form(True), "log": _form(False)},
     clauses={
         "gate.softplus-threshold": _set("gate", "threshold"),
         "l2norm.eps": _set("l2norm", "eps"),

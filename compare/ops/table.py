@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from . import conv, gate, l2norm, norm, split
+from . import conv, gate, l2norm, norm, post_conv, split
 from .op import Op
 
-OPS: dict[str, Op] = {op.name: op for op in (conv.OP, conv.UPDATE, split.OP, l2norm.OP, gate.OP, norm.OP)}
+OPS: dict[str, Op] = {
+    op.name: op for op in (conv.OP, conv.UPDATE, split.OP, post_conv.OP, l2norm.OP, gate.OP, norm.OP)
+}

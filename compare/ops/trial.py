@@ -7,10 +7,8 @@ size, each stored in the dtype that the kernel returned. Limits are `checks.emul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,30 +86,28 @@ class OpTrial:
         return honest_runs(self.op, inputs, tables, self.forms, self.seed)
 
     @property
-    def forms(self) -> tuple[Mapping[str, Any], ...]:
-        """The declared way to compute the function, or all."""
-        declared = self.info.contract.value(f"{self.op.name}.form")
-        if declared is None:
-            return self.op.forms
-        named = tuple(f for f in self.op.forms if f.get("log1p") == (declared == "log1p"))
-        return named or self.op.forms
+    def forms(self) -> tuple[Callable[[OpInputs], OpInputs], ...]:
+        """The declared way to compute the function, or all that there are."""
+        known = self.op.forms
+        declared = None if self.op.form is None else self.info.contract.value(self.op.form)
+        return (known[declared],) if declared in known else tuple(known.values())
 
 
 def honest_runs(
     op: Op,
     inputs: OpInputs,
     tables: Sequence[Mapping[str, str]],
-    forms: Sequence[Mapping[str, Any]],
+    forms: Sequence[Callable[[OpInputs], OpInputs]],
     seed: int,
 ) -> list[tuple[OpInputs, OpRounding]]:
     """Every table and form, plain and jittered."""
     native = inputs.tensors[op.reads].dtype
+    weight = None if op.weight is None else inputs.tensors[op.weight].dtype
     found = []
     for casts in tables:
-        for form in forms:
-            own = replace(inputs, function=replace(inputs.function, **form)) if form else inputs
+        for own in [form(inputs) for form in forms] or [inputs]:
             seeds = [None, *(seed * 1009 + draw + 1 for draw in range(DRAWS))]
-            found += [(own, OpRounding(casts, native, draw)) for draw in seeds]
+            found += [(own, OpRounding(casts, native, weight, draw)) for draw in seeds]
     return found
 
 
@@ -126,8 +122,12 @@ def scales(
     runs: Sequence[Mapping[str, Tensor]],
     stored: Mapping[str, Tensor],
     inputs: OpInputs,
+    floors: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Scale]:
-    """Largest errors of runs, each rounded to the dtype that a kernel's output is stored in."""
+    """Largest errors of runs, each rounded to the dtype that a kernel's output is stored in.
+
+    floors: [M, H] relative error per tile that is honest in any case, where it is not the usual one.
+    """
     found = {}
     for name, want in truth.items():
         if name not in stored:
@@ -136,8 +136,11 @@ def scales(
         growing = Growing(tiles, rows)
         for run in runs:
             growing.add(as_rows(name, run[name].to(stored[name].dtype), inputs.heads))
-        floor = torch.full(
+        floor = (floors or {}).get(name)
+        usual = torch.full(
             (tiles.n_tiles, rows.shape[1]), SCALAR_ROUNDINGS * U32, dtype=torch.float64, device=rows.device
         )
-        found[name] = growing.scale(floor, float32=stored[name].dtype == torch.float32)
+        found[name] = growing.scale(
+            usual if floor is None else floor, float32=stored[name].dtype == torch.float32
+        )
     return found

@@ -14,6 +14,9 @@ from gdncheck.cli.options import captures_option, first_option, run_options
 from gdncheck.cli.repeat import command_line
 from gdncheck.cli.terminal import report_console
 
+# The operations of kernels/ops/signature.py; written out, as the help must not import torch.
+OPS = ("rule", "core", "conv", "conv-update", "split", "post-conv", "l2norm", "gate", "norm")
+
 
 @click.command()
 @click.argument("cases", nargs=-1, metavar="[CASE [OTHER]]", type=click.Path())
@@ -21,6 +24,13 @@ from gdncheck.cli.terminal import report_console
     "--layer", type=click.IntRange(min=0), metavar="N", help="All captured calls of this layer, in order."
 )
 @captures_option
+@click.option(
+    "--op",
+    type=click.Choice(OPS),
+    default="rule",
+    show_default=True,
+    help="What of the layer is judged: the rule, another operation, or core: all of them in order.",
+)
 @first_option
 @click.option(
     "--relations",
@@ -51,6 +61,7 @@ def diff(
     cases: tuple[str, ...],
     layer: int | None,
     captures: str,
+    op: str,
     first: int | None,
     relations: Any,
     stages: bool,
@@ -71,6 +82,7 @@ def diff(
     \b
     Example: gdncheck diff --layer 17 --kernel fla.chunk
     Example: gdncheck diff case.safetensors --kernel my_kernels:my_rule --json
+    Example: gdncheck diff --layer 17 --op core --kernel fla.core,norm=my_kernels:my_norm
     Example: gdncheck diff before.safetensors after.safetensors
     """
     if len(cases) > 2:
@@ -89,6 +101,7 @@ def diff(
         report = run_diff(
             cases[0] if cases else None,
             kernels=kernels or None,
+            op=op,
             layer=layer,
             captures=captures,
             device=device,

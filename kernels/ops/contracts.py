@@ -69,6 +69,17 @@ def _vllm(op: str, version: str) -> list[Clause]:
     return _gate(clause, "layers/mamba/gdn_linear_attn.py", form="log", beta="bfloat16")
 
 
+def _core(version: str | None, own: list[Clause]) -> list[Clause]:
+    """The clauses of a core that is one call: its operations', the convolution's and the rule's."""
+    from ..contracts_fla import contract_for as rule_contract
+    from .contracts_conv import contract_for as conv_contract
+
+    conv = conv_contract("transformers.conv", version).clauses
+    rule = rule_contract("transformers.chunk", version).clauses
+    found = {c.id: c for c in (*rule, *conv, *own) if c.kind in ("rounding", "transform")}
+    return list(found.values())
+
+
 def contract_of_op(family: str, op: str, version: str | None) -> Contract:
     """The contract of an operation of a family at a version."""
     clause = _source_of(family, version)
@@ -92,7 +103,7 @@ def contract_of_op(family: str, op: str, version: str | None) -> Contract:
             "gate": _gate(clause, where, form="log1p", beta="bfloat16"),
             "l2norm": _l2norm(clause, where),
             "norm": norm,
-            "core": [*_gate(clause, where, form="log1p", beta="bfloat16"), *norm],
+            "core": _core(version, [*_gate(clause, where, form="log1p", beta="bfloat16"), *norm]),
         }[op]
     elif family == "vllm":
         own = _vllm(op, version or VLLM)
@@ -109,7 +120,14 @@ def contract_of_op(family: str, op: str, version: str | None) -> Contract:
     else:
         where = "csrc/cpu (fused_gdn_gating_cpu)"
         own = [
-            *_gate(clause, where, form="log1p", beta="bfloat16"),
+            *_gate(clause, where, form="log", beta="bfloat16"),
+            clause(
+                "cast.gate.sigmoid",
+                "rounding",
+                "beta",
+                "native",
+                "measured: heads past the last multiple of 16 take each step of the sigmoid in bfloat16",
+            ),
             clause(
                 "gate.dt-bias", "transform", "dt_bias", "bfloat16", "the operator takes it in bfloat16 only"
             ),
