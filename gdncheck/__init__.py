@@ -22,6 +22,7 @@ _TWINS = {
     "life": "gdncheck.compare.life.life",
     "make": "gdncheck.capture.make",
     "repeat": "gdncheck.compare.repeats",
+    "replay": "gdncheck.compare.replay",
     "selftest": "gdncheck.compare.selftest",
     "shrink": "gdncheck.compare.shrink",
     "sweep": "gdncheck.compare.sweep.sweep",

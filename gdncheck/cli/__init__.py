@@ -24,6 +24,7 @@ COMMANDS = {
     "life": "gdncheck.cli.life:life",
     "make": "gdncheck.cli.make:make",
     "repeat": "gdncheck.cli.repeat_runs:repeat",
+    "replay": "gdncheck.cli.replay:replay",
     "selftest": "gdncheck.cli.selftest:selftest",
     "shrink": "gdncheck.cli.shrink:shrink",
     "sweep": "gdncheck.cli.sweep:sweep",
