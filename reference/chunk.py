@@ -31,8 +31,9 @@ from .packing import (
 )
 
 # Bytes that one piece may hold beside inputs and outputs: on a CPU little enough to stay near the
-# caches, on a GPU enough for few and large launches.
-PIECE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 31}
+# caches, on a GPU enough for few and large launches, and an eighth of what is free at most.
+PIECE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 33}
+GPU_SHARE = 8
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,10 @@ def advance_piece(x: PieceInputs, state: Tensor, scale: float) -> PieceResult:
     h = state.new_empty((M * HV, K, V))
     v_new = torch.empty_like(x.v).view(M * HV, C, V)
     values, flat_state = x.v.view(M * HV, C, V), state.view(-1, K, V)
-    _pass_states(x.counts, HV, values, k_start, k_end, T_beta, state_decay, flat_state, h, v_new)
+    if few_launches(state.device):
+        _compose_states(x.counts, HV, values, k_start, k_end, T_beta, state_decay, flat_state, h, v_new)
+    else:
+        _pass_states(x.counts, HV, values, k_start, k_end, T_beta, state_decay, flat_state, h, v_new)
     output = torch.bmm(P.view(M * HV, C, C), v_new).baddbmm_(q_start, h, beta=scale, alpha=scale)
     return PieceResult(
         output.view(M, HV, C, V), h.view(M, HV, K, V), v_new.view(M, HV, C, V), A, T, from_start
@@ -191,9 +195,41 @@ def _pass_states(
             h[at : at + following] = state[:following]
 
 
+def few_launches(device: torch.device) -> bool:
+    """Whether a launch costs more than the arithmetic that it would save."""
+    return device.type == "cuda"
+
+
+def _compose_states(
+    counts: tuple[int, ...], HV: int, values: Tensor, k_start: Tensor, k_end: Tensor, T_beta: Tensor,
+    state_decay: Tensor, state: Tensor, h: Tensor, v_new: Tensor,
+) -> None:  # fmt: skip
+    """`_pass_states` with one product per chunk in the loop, and more arithmetic outside of it.
+
+    With u = T beta v and w = T beta k exp(G), the next state is M S + B, M = exp(G_last) - K^T w and
+    B = K^T u with K = k exp(G_last - G); then v_new = u - w S for all chunks at once.
+    """
+    u, w = torch.bmm(T_beta, values), torch.bmm(T_beta, k_start)
+    step = torch.bmm(k_end.mT, w).neg_()
+    step.diagonal(dim1=1, dim2=2).add_(state_decay.squeeze(-1))
+    written = torch.bmm(k_end.mT, u)
+    at, n = 0, counts[0] * HV
+    h[:n] = state[:n]
+    for position, count in enumerate(counts):
+        n = count * HV
+        here = slice(at, at + n)
+        following = counts[position + 1] * HV if position + 1 < len(counts) else 0
+        target = h[at + n : at + 2 * n] if following == n else state[:n]
+        torch.baddbmm(written[here], step[here], h[here], out=target)
+        at += n
+        if following and following < n:
+            h[at : at + following] = state[:following]
+    torch.baddbmm(u, w, h, alpha=-1, out=v_new)
+
+
 def piece_bytes_per_chunk(dims: Dims, rows: int) -> int:
     """Bytes that `advance_piece` holds at its peak for one chunk of `rows` rows, all heads."""
-    per_head = 6 * rows * rows + 5 * rows * dims.K + 5 * rows * dims.V + dims.K * dims.V
+    per_head = 6 * rows * rows + 6 * rows * dims.K + 6 * rows * dims.V + (2 * dims.V + dims.K) * dims.K
     if dims.channel:
         per_head += 8 * rows * dims.K
     return 8 * max(1, dims.HV * per_head + 4 * dims.HK * rows * dims.K)
@@ -202,6 +238,8 @@ def piece_bytes_per_chunk(dims: Dims, rows: int) -> int:
 def chunks_per_piece(dims: Dims, rows: int, device: torch.device) -> int:
     """How many chunks of `rows` rows one piece may hold on this device."""
     budget = PIECE_BYTES.get(device.type, PIECE_BYTES["cpu"])
+    if device.type == "cuda":
+        budget = min(budget, torch.cuda.mem_get_info(device)[0] // GPU_SHARE)
     return max(1, budget // piece_bytes_per_chunk(dims, rows))
 
 

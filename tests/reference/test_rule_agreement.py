@@ -8,6 +8,7 @@ import math
 import mpmath
 import pytest
 import torch
+from gdncheck.reference import chunk
 from gdncheck.reference.chunk import chunk_form
 from gdncheck.reference.recurrence import recurrence
 from gdncheck.reference.truth import truth
@@ -92,6 +93,19 @@ def assert_equal_rule(got, expected, cu_seqlens, tolerance=TOLERANCE):
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(), chunk_size=st.sampled_from([16, 32, 48, 64, 100, 128]))
 def test_chunk_form_and_truth_depart_from_the_recurrence(case, chunk_size):
+    agree(case, chunk_size)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases(longest=150), chunk_size=st.sampled_from([16, 64, 100]))
+def test_the_form_for_a_gpu_departs_from_the_recurrence(case, chunk_size):
+    """States by composed steps, in one product per chunk: the same function, also on a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk, "few_launches", lambda device: True)
+        agree(case, chunk_size)
+
+
+def agree(case, chunk_size):
     expected = recurrence(**case)
     chunks = chunk_form(**case, chunk_size=chunk_size)
     assert_equal_rule((chunks.output, chunks.final_state), expected, case["cu_seqlens"])
@@ -330,7 +344,6 @@ def test_a_dimension_of_size_zero_is_not_taken(shape):
 
 
 def test_many_short_sequences_and_small_pieces_change_the_result(monkeypatch):
-    from gdncheck.reference import chunk
 
     case = random_case([1] * 40 + [3, 200, 0, 17], 2, 2, 8, 4, seed=13)
     expected = recurrence(**case)
