@@ -74,6 +74,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """dtype of the pool that hands the state on; None: as the kernel returns it."""
     slots: SlotPlan | None = None
     """A simulated pool; None where nothing needs one."""
+    life: str = "prefill"
+    """Name of the history that the sequences go through (`life.named`)."""
     runs: int = 1
     process: Literal["warm", "first", "fresh"] = "warm"
     """`warm`: after a call that is thrown away; `first`: the very first call of a process; `fresh`: a process

@@ -15,6 +15,7 @@ from . import (
     heads,
     input_dtype,
     l2norm,
+    life,
     memory,
     packing,
     repeat,
@@ -41,6 +42,7 @@ AXES: dict[str, Axis] = {
         autotune.AXIS,
         memory.AXIS,
         heads.AXIS,
+        life.AXIS,
         repeat.AXIS,
     )
 }

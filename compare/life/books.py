@@ -45,18 +45,16 @@ class Books:
             self.state.load(step, row.read, row.sequence, self.pools.state[row.read])
             self.conv.load(step, row.conv_read, row.sequence, self.pools.conv[row.conv_read])
 
-    def check_reads(
-        self, step: int, call: Call, plan: Plan, seen: Mapping[int, int], started: Collection[int]
-    ) -> list[Breach]:
+    def check_reads(self, step: int, call: Call, plan: Plan, seen: Mapping[int, int]) -> list[Breach]:
         """What is wrong with what the rows are going to read.
 
-        seen: sequence -> tokens that it has seen. started: sequences that were given a state.
+        seen: sequence -> tokens that it has seen.
         """
         found: list[Breach | None] = []
         for row, asked in zip(plan.rows, call.rows, strict=True):
             start = seen[row.sequence]
             who = who_is(asked, start)
-            found.append(self._position(step, row, start, who, given=row.sequence in started))
+            found.append(self._position(step, row, start, who))
             if row.fresh:
                 continue
             reads = ((self.state, row.read, self.pools.state), (self.conv, row.conv_read, self.pools.conv))
@@ -64,13 +62,13 @@ class Books:
                 found.append(ledger.check_read(step, slot, row.sequence, start, who, pool[slot]))
         return [breach for breach in found if breach is not None]
 
-    def _position(self, step: int, row: RowPlan, start: int, who: str, *, given: bool) -> Breach | None:
+    def _position(self, step: int, row: RowPlan, start: int, who: str) -> Breach | None:
         """position = tokens seen, of what is fed."""
         held = f"it read slot {row.read}, {self.state.entries[row.read].words}"
         tokens = "1 token" if start == 1 else f"{start} tokens"
         if row.start != start:
             line = f"step {step}: {who} was fed from token {row.start} on, but it has seen {tokens} ({held})"
-        elif row.fresh and (start > 0 or given):
+        elif row.fresh and start > 0:
             line = f"step {step}: {who} started from zero, but it has seen {tokens} ({held})"
         else:
             return None

@@ -52,7 +52,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class KernelMachine:
     """Runs groups on kernels."""
 
-    def __init__(self, infos: Infos, sizes: Sizes, state_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        infos: Infos,
+        sizes: Sizes,
+        state_dtype: torch.dtype,
+        *,
+        options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
+    ) -> None:
+        """options: of every call of the rule; the pool's dtype is added where a kernel must be told."""
+        self.options = options
         self.infos, self._sizes, self.state_dtype = infos, sizes, state_dtype
         self._copies_conv = False
         """The conv's kernel leaves its state where it was read."""
@@ -170,7 +179,7 @@ class KernelMachine:
 
     def _options(self, carried: torch.dtype) -> RunOptions:
         name = str(carried).removeprefix("torch.")
-        return RunOptions(qk="normalised", state_dtype=None if name == "float32" else name)
+        return msgspec.structs.replace(self.options, state_dtype=None if name == "float32" else name)
 
     def _conv(self, group: Group, pools: Pools) -> Convolving:
         """The conv of a group; its pool has changed."""

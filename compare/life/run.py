@@ -57,6 +57,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     failure: Failure | None = None
     worst_ratio: float = 0.0
     """Largest error in units of the honest one, over all calls."""
+    padded: int = 0
+    """Padded rows that were run."""
     notes: tuple[str, ...] = ()
     outputs: dict[tuple[int, int], Tensor] = {}
     """(sequence, position) -> [HV, V], of a run that is not judged."""
@@ -96,7 +98,7 @@ class Run:
         self.state_dtype, self.judged, self.most_runs = state_dtype, judged, most_runs
         self.lives = Lives(tokens.sizes)
         self.books = Books(self.pools)
-        self.calls = self.rows = self.n_tokens = 0
+        self.calls = self.rows = self.n_tokens = self.padded = 0
         self.worst = 0.0
         self.notes: dict[str, None] = {}
         self.outputs: dict[tuple[int, int], Tensor] = {}
@@ -121,7 +123,8 @@ class Run:
                 break
         return Told(
             steps=number, calls=self.calls, rows=self.rows, tokens=self.n_tokens, failure=failure,
-            worst_ratio=self.worst, notes=tuple(self.notes), outputs=self.outputs, states=self.states,
+            worst_ratio=self.worst, padded=self.padded, notes=tuple(self.notes), outputs=self.outputs,
+            states=self.states,
         )  # fmt: skip
 
     def _ask(self, method: str, *arguments: object) -> Any:
@@ -165,16 +168,18 @@ class Run:
             return Failure(step=number, rule="plan", line=f"step {number}: {wrong}")
         before = {row.sequence: self.lives.sequences[row.sequence].now for row in step.rows}
         seen = {sequence: version.position for sequence, version in before.items()}
-        given = {s: state for s in seen if (state := self.tokens.start(s)) is not None}
-        self.books.prepare(number, plan, {s: state for s, state in given.items() if seen[s] == 0})
-        breaches = self.books.check_reads(number, step, plan, seen, given)
+        starts = self._given(seen)
+        plan = _with_states(plan, starts)
+        self.books.prepare(number, plan, starts)
+        breaches = self.books.check_reads(number, step, plan, seen)
         pool = self.pools.state.clone()
         judged: list[Judged] = []
         for group in self._groups(step, plan):
             answer = yield from self.machine.run(group, self.pools)
             if answer.status == "refused" and group.padded:
                 self.notes[f"padded rows are left out: {answer.message}"] = None
-                answer = yield from self.machine.run(msgspec.structs.replace(group, padded=()), self.pools)
+                group = msgspec.structs.replace(group, padded=())
+                answer = yield from self.machine.run(group, self.pools)
             if answer.status != "ok":
                 line = f"step {number}: {answer.message}"
                 return Failure(step=number, rule="error", line=line, status=answer.status)
@@ -187,10 +192,16 @@ class Run:
         self.calls += 1
         self.rows += len(step.rows)
         self.n_tokens += sum(n for group, _, _ in judged for n in group.lengths)
+        self.padded += sum(len(group.padded) for group, _, _ in judged)
         for row in step.rows:
             if isinstance(row, Verify) and failure is None:
                 self._ask("accept", row.sequence, row.accepted)
         return failure
+
+    def _given(self, seen: dict[int, int]) -> dict[int, Tensor]:
+        """The states of sequences whose first call this is, where they were given one."""
+        states = {s: self.tokens.start(s) for s, position in seen.items() if position == 0}
+        return {s: state for s, state in states.items() if state is not None}
 
     def _groups(self, step: Call, plan: Plan) -> list[Group]:
         """The rows as vLLM's layer splits them; padded rows behind the last group."""
@@ -315,6 +326,14 @@ class Run:
             step=number, rule=firing[0].check, line=f"{line}{guess}", found=found[1:], sequence=sequence,
             slot=slot,
         )  # fmt: skip
+
+
+def _with_states(plan: Plan, starts: dict[int, Tensor]) -> Plan:
+    """Sequences that were given a state (a captured case's) find it in the slot that they read first."""
+    if not starts:
+        return plan
+    rows = (msgspec.structs.replace(r, fresh=r.fresh and r.sequence not in starts) for r in plan.rows)
+    return msgspec.structs.replace(plan, rows=tuple(rows))
 
 
 def run_history(

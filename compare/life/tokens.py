@@ -21,7 +21,6 @@ from torch import Tensor
 # forgets at once would hide whose state it started from.
 DECAY_RATES = (0.003, 0.1)
 TAPS = 4
-CONV_CHANNELS_PER_HEAD = 8
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +34,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Of q, k, v, beta and the conv's input; g is float32."""
     taps: int = TAPS
     """Width of the conv."""
+    conv_channels: int | None = None
+    """None: as many as the layer has; 0: no conv."""
 
     @property
     def channels(self) -> int:
         """Channels of the conv: q | k | v as in the layer."""
+        if self.conv_channels is not None:
+            return self.conv_channels
         return 2 * self.k_heads * self.key_dim + self.v_heads * self.value_dim
 
 

@@ -10,6 +10,7 @@ Which tokens go into which call is `axes.schedule`'s; judging is `judging`'s.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +26,7 @@ from ..axes.schedule import Step, steps_of
 from ..checks import shape, slots
 from ..inputs import call_of, inputs_of
 from ..verdict import Outcome
+from .lives import life_conversation
 
 # Slots of the pool that no sequence of the call owns.
 SPARE_SLOTS = 3
@@ -36,12 +38,32 @@ class Calls(Protocol):
     def run(self, calls: list[KernelCall]) -> list[RunResult]: ...
 
 
+Conversation = Generator[KernelCall, RunResult, Ran]
+
+
 def run_setup(calls: Calls, setup: Setup, info: KernelInfo) -> Ran:
     """Run a setup once: one call, or the calls of its schedule through a pool."""
+    talk = conversation(setup, info)
+    try:
+        call = next(talk)
+        while True:
+            call = talk.send(calls.run([call])[0])
+    except StopIteration as end:
+        ran: Ran = end.value
+        return ran
+
+
+def conversation(setup: Setup, info: KernelInfo) -> Conversation:
+    """The calls of a setup, one by one: yields a call, is sent its result, returns what they come to.
+
+    So whoever has many setups can run their calls side by side.
+    """
+    if setup.life != "prefill":
+        return (yield from life_conversation(setup, info))
     if setup.through_pool:
-        return _through_pool(calls, setup, info)
+        return (yield from _through_pool(setup, info))
     call = call_of(setup.case, **setup.options)
-    result = calls.run([call])[0]
+    result = yield call
     if result.status != "ok":
         return _unanswered(result, "", 1)
     state = slots.final_states(call.tensors, result.outputs)
@@ -129,7 +151,7 @@ def _filled(case: Case, n_slots: int, plan: SlotPlan, seed: int) -> Tensor:
     return torch.full_like(rows, value)
 
 
-def _through_pool(calls: Calls, setup: Setup, info: KernelInfo) -> Ran:
+def _through_pool(setup: Setup, info: KernelInfo) -> Conversation:
     case = rule_only(setup.case)
     pool = Pool(setup, info)
     described = pool.in_words()
@@ -143,7 +165,7 @@ def _through_pool(calls: Calls, setup: Setup, info: KernelInfo) -> Ran:
         options = _options(setup, pool)
         call = call_of(part, **options)
         which = f"call {number + 1} of {len(steps)}: " if len(steps) > 1 else ""
-        result = calls.run([call])[0]
+        result = yield call
         if result.status != "ok":
             return _unanswered(result, which, number + 1)
         state = slots.final_states(call.tensors, result.outputs)

@@ -29,6 +29,7 @@ from ..verdict import Outcome, Place, Ruling, VerdictWord
 from ..witness import Witness
 from .attempt import Margins
 from .handed import HandedWitness, StochasticWitness
+from .lives import life_steps
 
 STATUS_VERDICT: dict[str, VerdictWord] = {
     "error": "error", "crash": "error", "timeout": "timeout", "refused": "skipped", "shape": "fail",
@@ -75,7 +76,7 @@ class Judge:
         assert ran.state is not None
         with threads_for(setup.case["v"].numel()):
             case, output, state = judged_part(setup, ran.output, ran.state)
-            witness, soundness = self._witness(setup, case)
+            witness, soundness = self._witness(setup, case, columns=info.capabilities.columns)
             capabilities = msgspec.structs.replace(info.capabilities, default_chunk_size=setup.chunk_size)
             if setup.options.get("l2norm") == "before":
                 capabilities = msgspec.structs.replace(capabilities, l2norm="before")
@@ -90,10 +91,10 @@ class Judge:
                 nonfinite=ruling.verdict == "fail" and ruling.first_nonfinite is not None,
             )
 
-    def _witness(self, setup: Setup, case: Case) -> tuple[Witness, Soundness]:
+    def _witness(self, setup: Setup, case: Case, *, columns: bool) -> tuple[Witness, Soundness]:
         """The witness of what is judged, with the hand-over that the setup makes."""
         known = self._of(case)
-        steps = judged_steps(setup)
+        steps = judged_steps(setup, columns=columns)
         dtype = setup.state_dtype or "float32"
         witness = known.witness
         if len(steps) > 1 or dtype != "float32":
@@ -160,9 +161,12 @@ def own_rows(setup: Setup) -> Tensor:
     return _rows(setup.case, setup.own)
 
 
-def judged_steps(setup: Setup) -> list[Step]:
-    """The schedule of the sequences that are judged."""
-    steps = steps_of(setup.case.lengths, setup.split, seed=setup.seed)
+def judged_steps(setup: Setup, *, columns: bool = False) -> list[Step]:
+    """The schedule of the sequences that are judged. columns: the kernel runs a verify in one call."""
+    if setup.life == "prefill":
+        steps = steps_of(setup.case.lengths, setup.split, seed=setup.seed)
+    else:
+        steps = life_steps(setup.case.lengths, setup.life, columns=columns)
     if setup.judged == "all":
         return steps
     kept = [[segment for segment in step if segment[0] in setup.own] for step in steps]

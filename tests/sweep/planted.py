@@ -220,6 +220,24 @@ def writes_outside(q, k, v, g, beta, **call):
     return output, state
 
 
+class _Decoded:
+    """The state after the last call, if that was of one token a sequence."""
+
+    state = None
+
+
+@rule()
+def goes_on_from_a_guess(q, k, v, g, beta, *, initial_state, cu_seqlens, **call):
+    """Wrong where a one-token call does not go on from what the one-token call before it left."""
+    output, state = sound(q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, **call)
+    one_token = set(lengths_of(cu_seqlens)) == {1}
+    before = _Decoded.state if one_token and initial_state is not None else None
+    if before is not None and not torch.equal(before, initial_state[0].float()):
+        spoil(output, 0)
+    _Decoded.state = state[0].float().clone() if one_token else None
+    return output, state
+
+
 @rule()
 def third_of_any(q, k, v, g, beta, **call):
     """Wrong at the third call of a process, whatever it is: no configuration is to blame."""

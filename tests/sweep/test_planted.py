@@ -75,6 +75,10 @@ FURTHER = {
         {"qk": "raw"}, {"axes": {"l2norm": ["before-rounded"]}, "only": ["l2norm"]}, "wrong",
         {"l2norm": "before-rounded"}, {"l2norm": "in-kernel"}, at("output", "wrong"), 6,
     ),
+    "goes_on_from_a_guess": (
+        {}, {"only": ["life"]}, "wrong", {"life": "verify-0"}, {"life": "prefill"},
+        at("output", "wrong", token=4), 2,
+    ),
     "writes_outside": (
         {}, {"only": ["memory"]}, "wrong", {"memory": "guard"}, {"memory": "clean"},
         at("output", "wrong", sequence=None, head=None, chunk=None, token=None), 1,
