@@ -8,6 +8,9 @@ Fires and is silent as `exact`; not run for a kernel that takes seconds per call
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
 import torch
 
 from ...capture.case import Case
@@ -61,18 +64,58 @@ def plan(witness: Witness, lengths: list[int], kinds: list[str], *, seed: int) -
         return None
     if state is not None and state.dtype not in DTYPES:
         return None
-    return make(
+    return TWINS.made(
         "exact-raw" if inputs.l2norm else "exact",
-        lengths=lengths,
+        lengths=tuple(lengths),
         k_heads=inputs.q.shape[1],
         v_heads=inputs.heads,
         dims=(inputs.q.shape[2], inputs.v.shape[2]),
         dtype=DTYPES[inputs.v.dtype],
         beta_dtype=DTYPES.get(inputs.beta.dtype, "fp32"),
-        state=kinds,
+        state=tuple(kinds),
         state_dtype="fp32" if state is None else DTYPES[state.dtype],
         seed=seed,
     )
+
+
+class Twins:
+    """Companions made lately, with their truths: kernels of a diff and cases of a shape need the same.
+
+    Cases are kept up to `bytes_kept`, truths (which lie on a device) of the last few.
+    """
+
+    def __init__(self, bytes_kept: int = 1 << 30, witnesses_kept: int = 4) -> None:
+        self.bytes_kept, self.witnesses_kept = bytes_kept, witnesses_kept
+        self._cases: OrderedDict[tuple[Any, ...], Case] = OrderedDict()
+        self._witnesses: OrderedDict[tuple[int, str], Witness] = OrderedDict()
+
+    def made(self, family: str, **arguments: Any) -> Case:
+        """The case of these arguments of `capture.make.make`."""
+        key = (family, *sorted(arguments.items()))
+        if key not in self._cases:
+            case = make(family, **arguments)
+            self._cases[key] = case
+            while len(self._cases) > 1 and sum(map(_bytes, self._cases.values())) > self.bytes_kept:
+                self._cases.popitem(last=False)
+        self._cases.move_to_end(key)
+        return self._cases[key]
+
+    def witness(self, twin: Case, device: torch.device) -> Witness:
+        """What is true of a companion. The witness holds its case, so an id that is a key stays taken."""
+        key = (id(twin), str(device))
+        if key not in self._witnesses:
+            self._witnesses[key] = Witness(twin, device=device)
+            while len(self._witnesses) > self.witnesses_kept:
+                self._witnesses.popitem(last=False)
+        self._witnesses.move_to_end(key)
+        return self._witnesses[key]
+
+
+def _bytes(case: Case) -> int:
+    return sum(x.numel() * x.element_size() for x in case.tensors.values())
+
+
+TWINS = Twins()
 
 
 def _kinds(case: Case, n_sequences: int) -> list[str]:
@@ -91,7 +134,7 @@ def check(
         status = "suspect" if result.status in ("crash", "timeout") else "not-applicable"
         reason = f"the kernel answered the case but not an exact case of its shape: {result.message}"
         return Outcome(check=name, tier=TIER, status=status, reason=reason)  # type: ignore[arg-type]
-    witness = Witness(twin, device=device)
+    witness = TWINS.witness(twin, device)
     fault = shape.check(witness.inputs, result.outputs)
     if fault.status == "fires":
         return Outcome(check=name, tier=TIER, status="fires", reason=fault.reason, place=fault.place)
