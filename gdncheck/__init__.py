@@ -23,6 +23,7 @@ _TWINS = {
     "make": "gdncheck.capture.make",
     "repeat": "gdncheck.compare.repeats",
     "replay": "gdncheck.compare.replay",
+    "sanitize": "gdncheck.compare.sanitize",
     "selftest": "gdncheck.compare.selftest",
     "shrink": "gdncheck.compare.shrink",
     "sweep": "gdncheck.compare.sweep.sweep",

@@ -41,6 +41,7 @@ from .protocol import (
 )
 
 DEFAULT_TIME_LIMIT = 300.0  # seconds for one call, compile included
+WRAPPER_GRACE = 60.0  # seconds for the program round a worker to end its account of a lost one
 BATCH_BYTES = 2 << 30  # bytes of input tensors sent to a worker at a time
 
 
@@ -54,7 +55,10 @@ class KernelHandle:
         device: str = "auto",
         time_limit: float = DEFAULT_TIME_LIMIT,
         environment: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
     ) -> None:
+        """wrapper: words of a program that every worker is run under."""
+        self.wrapper = tuple(wrapper)
         self.spec = spec
         self.device = device
         self.time_limit = time_limit
@@ -81,7 +85,9 @@ class KernelHandle:
         """Start a worker and ask it to load the kernel, without waiting for it. Raises CannotRun."""
         request = Open(self.spec, self.device, self._search_path())
         try:
-            worker = WorkerProcess(self.spec.python, {**self.environment}, self.device)
+            worker = WorkerProcess(self.spec.python, {**self.environment}, self.device, self.wrapper)
+        except WorkerLost as lost:
+            raise errors.CannotRun(f"{self.spec.name} cannot be loaded: {lost.message}") from None
         except OSError as error:
             python = self.spec.python or sys.executable
             raise errors.CannotRun(f"{self.spec.name}: cannot start {python} ({error.strerror})") from error
@@ -168,7 +174,8 @@ class KernelHandle:
                     result = msgspec.structs.replace(result, outputs=outputs)
                 results.append(result)
                 if finished.lost:
-                    self._drop()
+                    # It exits by itself; the program round it has yet to write down why.
+                    self.finish(WRAPPER_GRACE if self.wrapper else 0.0)
                     break
         except WorkerLost as lost:
             self._drop()
@@ -194,6 +201,11 @@ class KernelHandle:
         if self._worker is not None:
             self._worker.kill()
         self._worker = self._request = None
+
+    def finish(self, limit: float) -> int | None:
+        """End the worker in order; its exit status, None where there is none or it had to be killed."""
+        worker, self._worker, self._request = self._worker, None, None
+        return None if worker is None else worker.finish(limit)
 
     def close(self) -> None:
         """End the worker; a later call would start another."""
@@ -271,7 +283,7 @@ class WorkerPool:
     def open(self, kernel: str | KernelSpec, **options: Any) -> KernelHandle:
         """Load a kernel in a worker of its own and wait until it is there.
 
-        options: device, time_limit, environment (see KernelHandle), for this kernel only.
+        options: device, time_limit, environment, wrapper (see KernelHandle), for this kernel only.
         Raises BadInput for a wrong name or a module that cannot be loaded, CannotRun where its package,
         its version or the device is missing.
         """

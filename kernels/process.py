@@ -17,17 +17,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from .protocol import Channel, ConnectionLost, Message
+from .protocol import Channel, Close, ConnectionLost, Message
 
 PRINTED_TAIL = 64 * 1024  # bytes kept of what a child printed
 STACK_GRACE = 0.5  # seconds a hanging child gets to say where it hangs
 EXIT_GRACE = 10.0  # seconds a child gets to exit by itself once its connection is closed
+CALL_BACK_LIMIT = 180.0  # seconds for a worker under another program to import torch and call back
 
 # Run instead of `-m` by an interpreter in which gdncheck is not installed: makes the parent's own copy
 # importable there, package by package, without putting the parent's site-packages on its path.
@@ -83,30 +85,90 @@ class WorkerProcess:
     """A running child. Ends with `close`, `kill`, garbage collection or the parent's exit."""
 
     def __init__(
-        self, python: str | None = None, environment: Mapping[str, str] | None = None, device: str = "auto"
+        self,
+        python: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        device: str = "auto",
+        wrapper: Sequence[str] = (),
     ) -> None:
-        """Start it. Raises OSError where the interpreter cannot be started."""
+        """Start it. wrapper: words of a program that runs the worker's command (compute-sanitizer).
+
+        Raises OSError where the interpreter cannot be started, WorkerLost where the wrapper starts none.
+        """
+        self._tail = bytearray()
+        command = [*wrapper, *child_command("gdncheck.kernels.worker", python)]
+        child_env = child_environment(environment, device)
+        ours = self._start_wrapped(command, child_env) if wrapper else self._start(command, child_env)
+        self.channel = Channel(ours)
+        self._finalizer = weakref.finalize(self, _end, self.process, self.channel)
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> socket.socket:
+        """Start the worker on one end of a pair of sockets; the other end."""
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [*child_command("gdncheck.kernels.worker", python), str(theirs.fileno())]
             try:
-                self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,  # what the kernel prints: answers go over the socket
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    env=child_environment(environment, device),
-                    start_new_session=True,
-                )
+                self._spawn([*command, str(theirs.fileno())], environment, [theirs.fileno()])
             except BaseException:
                 ours.close()
                 raise
-        self.channel = Channel(ours)
-        self._tail = bytearray()
+        return ours
+
+    def _spawn(self, command: list[str], environment: dict[str, str], descriptors: list[int]) -> None:
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # what the kernel prints: answers go over the socket
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors,
+            env=environment,
+            start_new_session=True,
+        )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
-        self._finalizer = weakref.finalize(self, _end, self.process, self.channel)
+
+    def _start_wrapped(self, command: list[str], environment: dict[str, str]) -> socket.socket:
+        """Start it under another program, which need not hand descriptors on: the worker calls back."""
+        with tempfile.TemporaryDirectory(prefix="gdncheck-") as folder, socket.socket(socket.AF_UNIX) as door:
+            path = os.path.join(folder, "worker")
+            door.bind(path)
+            door.listen(1)
+            door.settimeout(0.2)
+            self._spawn([*command, path], environment, [])
+            try:
+                return self._called_back(door, os.path.basename(command[0]))
+            except BaseException:
+                _kill_group(self.process)
+                self.process.wait()
+                raise
+
+    def _called_back(self, door: socket.socket, wrapper: str) -> socket.socket:
+        """The connection that the worker makes. Raises WorkerLost where it never does."""
+        end = time.monotonic() + CALL_BACK_LIMIT
+        while time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = door.accept()
+                connection.settimeout(None)
+                return connection
+            self._drain()
+            status = self.process.poll()
+            if status is not None:
+                self._drain()
+                raise WorkerLost("crash", f"{wrapper}: {describe_end(status, self.printed())}")
+        raise WorkerLost("timeout", f"{wrapper} started no worker within {CALL_BACK_LIMIT:g} s; killed")
+
+    def finish(self, limit: float) -> int | None:
+        """Have the child exit in order; its exit status, None where that took too long and it was killed."""
+        deadline = time.monotonic() + limit
+        with contextlib.suppress(ConnectionLost, OSError):
+            self.channel.connection.settimeout(limit)
+            self.channel.send(Close(), None)
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._drain()
+            time.sleep(0.02)
+        status = self.process.poll()
+        self._drain()
+        self.kill()
+        return status
 
     @property
     def alive(self) -> bool:

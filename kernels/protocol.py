@@ -111,7 +111,11 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     """Number of an earlier call of the batch whose outputs have the same bits; no tensors come then."""
 
 
-Message = Open | Opened | OpenFailed | Run | Finished
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """Parent to worker: exit in order, so that a tool round the worker can finish its account."""
+
+
+Message = Open | Opened | OpenFailed | Run | Finished | Close
 
 
 class ConnectionLost(Exception):

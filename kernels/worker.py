@@ -1,4 +1,4 @@
-"""The child in which kernels run: `PYTHON -m gdncheck.kernels.worker DESCRIPTOR`.
+"""The child in which kernels run: `PYTHON -m gdncheck.kernels.worker DESCRIPTOR` (or a socket's path).
 
 The idea: everything that a kernel could spoil (the process, its CUDA context, its stdout, its sys.path)
 belongs to this process alone. It loads one kernel, answers each call with one message and holds no
@@ -36,6 +36,7 @@ from .loading import Device, load
 from .poison import Poison
 from .protocol import (
     Channel,
+    Close,
     ConnectionLost,
     Finished,
     Open,
@@ -173,6 +174,8 @@ def serve(channel: Channel) -> None:
     channel.send(Opened(info=info, device=device.name))
     while True:
         request, descriptor = channel.receive()
+        if isinstance(request, Close):
+            return
         assert isinstance(request, Run)
         table, distinct = mapped_tensors(request.table, descriptor), Distinct()
         for number, wire in enumerate(request.calls):
@@ -221,9 +224,19 @@ def _die_with_parent(connection: socket.socket) -> None:
     threading.Thread(target=wait, name="gdncheck-parent-watch", daemon=True).start()
 
 
+def _connected(where: str) -> socket.socket:
+    """The parent's socket: an inherited descriptor, or the path of one, where a wrapper came in between."""
+    if where.isdecimal():
+        connection = socket.socket(fileno=int(where))
+        os.set_inheritable(connection.fileno(), False)
+        return connection
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(where)
+    return connection
+
+
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    os.set_inheritable(connection.fileno(), False)
+    connection = _connected(sys.argv[1])
     sys.argv = [sys.argv[0]]
     _guard_streams()
     _die_with_parent(connection)

@@ -25,6 +25,7 @@ COMMANDS = {
     "make": "gdncheck.cli.make:make",
     "repeat": "gdncheck.cli.repeat_runs:repeat",
     "replay": "gdncheck.cli.replay:replay",
+    "sanitize": "gdncheck.cli.sanitize:sanitize",
     "selftest": "gdncheck.cli.selftest:selftest",
     "shrink": "gdncheck.cli.shrink:shrink",
     "sweep": "gdncheck.cli.sweep:sweep",
