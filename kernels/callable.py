@@ -165,8 +165,14 @@ class CallableAdapter:
             raise Refused(f"{self.name} needs {', '.join(missing)}, which this call has not")
         g = tensors["g"].exp() if self.capabilities.gate_space == "linear" else tensors["g"]
         returned = self.function(q, k, tensors["v"], g, tensors["beta"], **keywords)
+        states = None
+        if "checkpoint_every" in options.extra and isinstance(returned, tuple | list) and len(returned) == 3:
+            *returned, states = returned
         output, final_state = _unpack(returned)
-        return self._checked(output, final_state, pool=keywords.get("pool"))
+        outputs = self._checked(output, final_state, pool=keywords.get("pool"))
+        if states is not None:
+            outputs["checkpoints"] = self._layout(_tensor("checkpoints", states))
+        return outputs
 
     def _run_each(self, call: KernelCall, n_sequences: int) -> dict[str, Tensor]:
         """One call per sequence, for a function that takes a single one."""

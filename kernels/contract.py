@@ -34,6 +34,7 @@ RELATIONS: dict[str, str] = {
     "across-processes": "another process gives the same",
     "fresh-memory": "memory that nobody has written yet may hold anything, and nothing is written outside",
     "unowned": "rows beyond the last sequence, and slots of nobody, may hold anything and are left alone",
+    "checkpoints": "a state stored at token p is the final state of the first p tokens",
     "padded-rows": "rows of a replayed batch that are nobody's, by index or without a token, touch nothing",
     "exact": "where nothing needs rounding every bit agrees with the truth",
 }
@@ -105,6 +106,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses a pool in place by slot_indices."""
     columns: bool = False
     """Takes a verify step: slot_indices [N, columns] and num_accepted [N]."""
+    checkpoints: Literal["chunks", "every"] | None = None
+    """Exports states from inside a prefill, `checkpoints` [M, HV, K, V]: `chunks`, at its chunks' starts
+    (extra `checkpoints`), or `every`, one after each page of tokens (extra `checkpoint_every`)."""
     replays: bool = False
     """Can be replayed from a CUDA graph with padded rows: extra `replay`."""
     channel_gate: bool = False

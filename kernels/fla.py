@@ -157,6 +157,7 @@ class FlaChunk(FlaKernel):
         l2norm="both",
         state_dtypes=("float32", "bfloat16", "float16"),
         stages=STAGES,
+        checkpoints="chunks",
         max_tokens_cpu=4096,
     )
 
@@ -190,6 +191,10 @@ class FlaChunk(FlaKernel):
         if extra.get("stages"):
             self.evidence["path"] = "stage functions"
             return fla_stages.stages(self.package_module, arguments, size, call.options)
+        if extra.get("checkpoints"):
+            self.evidence["path"] = "stage functions"
+            everything = fla_stages.stages(self.package_module, arguments, size, call.options)
+            return fla_stages.with_checkpoints(everything)
         if size != 64 and not self.package_module.chunk_size_keyword:
             # 0.4's public function swallows unknown keywords: chunk_size=16 would run 64 and say nothing.
             self.evidence["path"] = "stage functions"

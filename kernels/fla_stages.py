@@ -93,6 +93,12 @@ def run_stage(
     return _canonical(chain, chain.run(name, given), call.options)
 
 
+def with_checkpoints(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The results of a walk, and the states at the starts of its chunks as `checkpoints`."""
+    kept = {name: values[name] for name in ("output", "final_state") if name in values}
+    return {**kept, "checkpoints": values["h"]}
+
+
 def _fuses(package: FlaPackage, chunk_size: int) -> bool:
     return package.fused and chunk_size == 64
 

@@ -38,6 +38,7 @@ class Chunk(SglangKernel):
         state_dtypes=("float32", "bfloat16", "float16"),
         slots=True,
         profile="sglang-0.5",
+        checkpoints="chunks",
         pins=(
             "chunk_gated_delta_rule_fwd_kkt_solve_kernel", "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
         ),
@@ -59,14 +60,17 @@ class Chunk(SglangKernel):
         beta = rounded_beta(call.tensors["beta"], arguments["q"]).float()
         slots = SlotView(call.tensors, layout="VK", state_dtype=call.options.state_dtype)
         with autotune.pinned(call.options.pins) as launched:
-            output, _, _ = self.module.chunk_gated_delta_rule(
+            output, _, states = self.module.chunk_gated_delta_rule(
                 **arguments,
                 beta=layouts.add_batch(beta),
                 initial_state=slots.pool,
                 initial_state_indices=slots.indices(),
             )
         self.evidence["launched"] = dict(launched)
-        return {"output": layouts.drop_batch(output), **slots.outputs()}
+        found = {"output": layouts.drop_batch(output), **slots.outputs()}
+        if call.options.extra.get("checkpoints"):
+            found["checkpoints"] = layouts.vk_to_kv(layouts.drop_batch(states))
+        return found
 
 
 class Recurrent(SglangKernel):

@@ -44,6 +44,7 @@ class Chunk(VllmKernel):
         slots=True,
         profile="vllm-0.19",
         stages=("cumsum", "kkt", "solve", "wu", "state", "output"),
+        checkpoints="chunks",
         pins=(
             "chunk_local_cumsum_scalar_kernel", "chunk_scaled_dot_kkt_fwd_kernel",
             "merge_16x16_to_64x64_inverse_kernel", "recompute_w_u_fwd_kernel",
@@ -75,7 +76,7 @@ class Chunk(VllmKernel):
         self.evidence = {"backend": "triton", "l2norm_in_kernel": arguments["use_qk_l2norm_in_kernel"]}
         with autotune.pinned(options.pins) as launched:
             self.evidence["launched"] = launched
-            if "stage" in extra or extra.get("stages"):
+            if "stage" in extra or extra.get("stages") or extra.get("checkpoints"):
                 return self._stages(call, arguments)
             output, final_state = self.module.chunk_gated_delta_rule(**arguments)
         self.evidence["launched"] = dict(launched)
@@ -108,7 +109,8 @@ class Chunk(VllmKernel):
         arguments = {**arguments, "initial_state": layouts.vk_to_kv(arguments["initial_state"])}
         if "stage" in call.options.extra:
             return fla_stages.run_stage(package, call.options.extra["stage"], call, arguments)
-        return fla_stages.stages(package, arguments, CHUNK, call.options)
+        values = fla_stages.stages(package, arguments, CHUNK, call.options)
+        return fla_stages.with_checkpoints(values) if call.options.extra.get("checkpoints") else values
 
 
 class Recurrent(VllmKernel):
