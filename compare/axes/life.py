@@ -22,8 +22,8 @@ def _refuses(situation: Situation, value: str) -> str:
     lengths = situation.case.lengths
     if value == BASELINE:
         return ""
-    if not lengths or min(lengths) == 0:
-        return "the case has a sequence without a token, which no engine serves"
+    if max(lengths, default=0) == 0:
+        return "the case has no token"
     if value in WITH_TAIL and max(lengths) < 2:
         return "no sequence has a second token to decode or to verify"
     if not situation.info.capabilities.varlen and len(lengths) > 1:

@@ -25,51 +25,62 @@ def _prefills(spans: Sequence[tuple[int, int]], keep: bool = False) -> list[Step
     return [Call(rows=rows)] if rows else []
 
 
-def _heads(lengths: Sequence[int], tail: int) -> tuple[list[Step], list[int]]:
+def _heads(lengths: Sequence[int]) -> tuple[list[Step], list[int]]:
     """Everything but the last tokens in one call; and how many those are (a first token is prefilled)."""
-    tails = [min(tail, n - 1) for n in lengths]
+    tails = [max(0, min(TAIL, n - 1)) for n in lengths]
     return _prefills([(s, n - t) for s, (n, t) in enumerate(zip(lengths, tails, strict=True))]), tails
 
 
-def _arrivals(count: int, first: int = 0) -> list[Step]:
-    return [Arrive(sequences=tuple(range(first, first + count)))]
+def _own(lengths: Sequence[int]) -> list[int]:
+    """Sequences with a token; an empty one is never served."""
+    return [s for s, n in enumerate(lengths) if n > 0]
+
+
+def _tenants(lengths: Sequence[int]) -> list[Step]:
+    """As many others arrive, leave a state in their slots, and go."""
+    others = [len(lengths) + s for s in _own(lengths)]
+    steps = [Arrive(sequences=tuple(others)), *_prefills([(t, TENANT_TOKENS) for t in others])]
+    return [*steps, *(Finish(sequence=t) for t in others)]
 
 
 def prefill(lengths: Sequence[int]) -> list[Step]:
-    return [*_arrivals(len(lengths)), *_prefills(list(enumerate(lengths)))]
+    """All tokens in one call."""
+    return [Arrive(sequences=tuple(_own(lengths))), *_prefills(list(enumerate(lengths)))]
 
 
 def prefill_decode(lengths: Sequence[int]) -> list[Step]:
+    """The last tokens one by one."""
     return _decoded(lengths, ())
 
 
 def padded(lengths: Sequence[int]) -> list[Step]:
+    """The last tokens one by one, beside padded rows of every kind."""
     return _decoded(lengths, ("stale", "-1", "0"))
 
 
 def _decoded(lengths: Sequence[int], paddings: tuple[Padding, ...]) -> list[Step]:
-    steps, tails = _heads(lengths, TAIL)
+    steps, tails = _heads(lengths)
     for t in range(max(tails)):
         rows: tuple[Row, ...] = tuple(Decode(sequence=s) for s, n in enumerate(tails) if n > t)
         padding = paddings[t % len(paddings)] if paddings else "-1"
         steps.append(Call(rows=rows, padded=2 if paddings else 0, padding=padding))
-    return [*_arrivals(len(lengths)), *steps]
+    return [Arrive(sequences=tuple(_own(lengths))), *steps]
 
 
 def verify_none(lengths: Sequence[int]) -> list[Step]:
     """Every draft is refused: a token a step."""
-    steps, tails = _heads(lengths, TAIL)
+    steps, tails = _heads(lengths)
     for t in range(max(tails)):
         rows: tuple[Row, ...] = tuple(
             Verify(sequence=s, draft=DRAFT, accepted=0) for s, n in enumerate(tails) if n > t
         )
         steps.append(Call(rows=rows))
-    return [*_arrivals(len(lengths)), *steps]
+    return [Arrive(sequences=tuple(_own(lengths))), *steps]
 
 
 def verify_all(lengths: Sequence[int]) -> list[Step]:
     """A draft that is right to the end, then a step without one."""
-    steps, tails = _heads(lengths, TAIL)
+    steps, tails = _heads(lengths)
     drafted: tuple[Row, ...] = tuple(
         Verify(sequence=s, draft=n - 2, accepted=n - 2) for s, n in enumerate(tails) if n > 2
     )
@@ -78,37 +89,29 @@ def verify_all(lengths: Sequence[int]) -> list[Step]:
     for t in range(max(left)):
         rows: tuple[Row, ...] = tuple(Decode(sequence=s) for s, n in enumerate(left) if n > t)
         steps.append(Call(rows=rows))
-    return [*_arrivals(len(lengths)), *steps]
+    return [Arrive(sequences=tuple(_own(lengths))), *steps]
 
 
 def preempt_resume(lengths: Sequence[int]) -> list[Step]:
     """Stopped half way; its slot goes to a tenant; it comes back from zero, or (every second one) from a
     checkpoint of its first tokens."""
-    count = len(lengths)
-    half = [(s, n // 2) for s, n in enumerate(lengths)]
-    steps = [*_arrivals(count), *_prefills(half)]
-    quarter = [(s, (n - n // 2) // 2) for s, n in enumerate(lengths)]
-    steps += _prefills([(s, n) for s, n in quarter if s % 2 == 1], keep=True)
-    for s in range(count):
-        steps.append(Preempt(sequence=s, state="dropped"))
-    tenants = range(count, 2 * count)
-    steps += [*_arrivals(count, count), *_prefills([(t, TENANT_TOKENS) for t in tenants])]
-    steps += [Finish(sequence=t) for t in tenants]
-    for s in range(count):
-        steps.append(Resume(sequence=s, source="checkpoint" if s % 2 else "zero"))
-    kept = {s for s, n in half if s % 2 == 1 and n > 0 and dict(quarter)[s] > 0}
-    steps += _prefills([(s, n - (n // 2 if s in kept else 0)) for s, n in enumerate(lengths)])
-    return steps
+    own = _own(lengths)
+    half = {s: lengths[s] // 2 for s in own}
+    quarter = {s: (lengths[s] - half[s]) // 2 for s in own if s % 2 == 1}
+    steps = [Arrive(sequences=tuple(own)), *_prefills(list(half.items()))]
+    steps += _prefills(list(quarter.items()), keep=True)
+    steps += [Preempt(sequence=s, state="dropped") for s in own]
+    steps += _tenants(lengths)
+    kept = {s for s, n in quarter.items() if n > 0 and half[s] > 0}
+    steps += [Resume(sequence=s, source="checkpoint" if s in kept else "zero") for s in own]
+    return [*steps, *_prefills([(s, lengths[s] - (half[s] if s in kept else 0)) for s in own])]
 
 
 def slot_reuse(lengths: Sequence[int]) -> list[Step]:
     """Into the slots that tenants have just left, the first token by itself."""
-    count = len(lengths)
-    tenants = range(count, 2 * count)
-    steps = [*_arrivals(count, count), *_prefills([(t, TENANT_TOKENS) for t in tenants])]
-    steps += [Finish(sequence=t) for t in tenants]
-    steps += [*_arrivals(count), *_prefills([(s, 1) for s in range(count)])]
-    return [*steps, *_prefills([(s, n - 1) for s, n in enumerate(lengths)])]
+    own = _own(lengths)
+    steps = [*_tenants(lengths), Arrive(sequences=tuple(own)), *_prefills([(s, 1) for s in own])]
+    return [*steps, *_prefills([(s, lengths[s] - 1) for s in own])]
 
 
 NAMED: dict[str, Callable[[Sequence[int]], list[Step]]] = {
@@ -123,7 +126,7 @@ NAMED: dict[str, Callable[[Sequence[int]], list[Step]]] = {
 
 
 def named_history(name: str, lengths: Sequence[int], *, seed: int = 0) -> History:
-    """A named history of sequences 0, 1, ... with so many tokens each, none empty."""
+    """A named history of sequences 0, 1, ... with so many tokens each; some sequence has one."""
     steps = tuple(NAMED[name](list(lengths)))
     # Tenants have come and gone before, or wait until then; a checkpoint is one slot more.
     slots = 1 + len(lengths) * (2 * (1 + DRAFT) + 1)

@@ -118,7 +118,7 @@ def _ran(
     further: tuple[Outcome, ...] = ()
     if failure is not None:
         further = (Outcome(check=slots.NAME, tier=4, status="fires", reason=failure.line),)
-        if any((s, n - 1) not in told.outputs for s, n in enumerate(setup.case.lengths)):
+        if any(n and (s, n - 1) not in told.outputs for s, n in enumerate(setup.case.lengths)):
             return Ran(status="shape", message=failure.line, evidence=evidence, calls=calls, further=further)
     places = [(s, t) for s, n in enumerate(setup.case.lengths) for t in range(n)]
     evidence |= {
@@ -129,12 +129,23 @@ def _ran(
     return Ran(
         status="ok",
         output=torch.stack([told.outputs[place] for place in places]),
-        state=torch.stack([told.states[s] for s in range(setup.case.n_sequences)]),
+        state=torch.stack([_last_state(setup, told, s) for s in range(setup.case.n_sequences)]),
         seconds=seconds,
         evidence=evidence,
         calls=calls,
         further=further,
     )
+
+
+def _last_state(setup: Setup, told: Told, sequence: int) -> Tensor:
+    """[HV, K, V]; of an empty sequence, which is never served, what it starts from."""
+    if sequence in told.states:
+        return told.states[sequence]
+    tokens = CaseTokens(setup.case)
+    start = tokens.start(sequence)
+    shape = (tokens.sizes.v_heads, tokens.sizes.key_dim, tokens.sizes.value_dim)
+    dtype: torch.dtype = getattr(torch, _state_dtype(setup))
+    return torch.zeros(shape, dtype=dtype) if start is None else start.to(dtype)
 
 
 def _merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
