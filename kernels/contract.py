@@ -24,6 +24,7 @@ RELATIONS: dict[str, str] = {
     "split-concat": "a prefill cut at multiples of the chunk size, the state handed on, equals the uncut one",
     "prefix-state": "the state that later tokens read is the final state of the tokens before them",
     "head-permutation": "permuted heads give permuted results",
+    "rank-slice": "the heads of one rank of a tensor-parallel group, alone, give their slice of the result",
     "sequence-permutation": "permuted sequences give permuted results",
     "slot-permutation": "which slot of the pool holds a sequence's state changes nothing",
     "power-of-two-scaling": "v and the initial state times 2^k give output and state times 2^k",

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from .axis import Axis, Setup, Situation, always
-from .recase import heads_of_rank
+from .rank import heads_of_rank, not_shared
 
 VALUES = ("tp2", "tp4", "tp8")
 WORD = re.compile(r"tp([2-9]|[1-9]\d+)(?:\.(\d+))?")
@@ -28,11 +28,7 @@ def _valid(text: str) -> bool:
 def _refuses(situation: Situation, value: str) -> str:
     if value == "all":
         return ""
-    ranks, _ = _share(value)
-    n_key, n_value = situation.case["q"].shape[1], situation.case["v"].shape[1]
-    if n_key % ranks or n_value % ranks:
-        return f"{n_key} key and {n_value} value heads are not shared evenly by {ranks} ranks"
-    return ""
+    return not_shared(situation.case["q"].shape[1], situation.case["v"].shape[1], _share(value)[0])
 
 
 def _apply(setup: Setup, value: str) -> Setup:

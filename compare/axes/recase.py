@@ -1,4 +1,4 @@
-"""Changes of a case that axes are made of: sequences taken, added, shortened; heads of a rank; states given.
+"""Changes of a case that axes are made of: sequences taken, added, shortened; states given.
 
 The idea: each gives a sound case of its own in canonical layout, with every tensor of the rule cut the same
 way, so that the truth of the changed case is all that a verdict needs. What an engine recorded of the whole
@@ -16,7 +16,6 @@ from torch import Tensor
 from ...capture.case import Case, starting_state
 
 PER_TOKEN = ("q", "k", "v", "g", "beta")
-PER_VALUE_HEAD = ("v", "g", "beta")
 
 
 def rule_only(case: Case) -> Case:
@@ -125,15 +124,3 @@ def state_like(case: Case, n_states: int, *, seed: int, size: float | None = Non
             value = float(v.float().square().mean().sqrt()) if v.numel() else 1.0
             size = max(value, 1e-3) * key**-0.5
     return torch.randn(n_states, v.shape[1], key, v.shape[2], generator=dice) * size
-
-
-def heads_of_rank(case: Case, ranks: int, rank: int) -> Case:
-    """The heads of one rank of a tensor-parallel group: consecutive key heads and their value heads."""
-    own = rule_only(case)
-    n_key, n_value = own["q"].shape[1] // ranks, own["v"].shape[1] // ranks
-    key, value = slice(rank * n_key, (rank + 1) * n_key), slice(rank * n_value, (rank + 1) * n_value)
-    changed: dict[str, Tensor | None] = {n: own[n][:, key].contiguous() for n in ("q", "k")}
-    changed |= {n: own[n][:, value].contiguous() for n in PER_VALUE_HEAD}
-    if own.get("initial_state") is not None:
-        changed["initial_state"] = own["initial_state"][:, value].contiguous()
-    return own.with_tensors(**changed)

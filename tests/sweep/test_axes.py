@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 from gdncheck.capture.errors import BadInput
-from gdncheck.compare.axes import autotune, packing, recase, rounding, schedule
+from gdncheck.compare.axes import autotune, packing, rank, recase, rounding, schedule
 from gdncheck.compare.axes.axis import Ran, Situation
 from gdncheck.compare.axes.table import AXES, value_of
 from gdncheck.compare.sweep.configuration import configuration_of, setup_of
@@ -220,7 +220,7 @@ def test_a_word_that_is_no_value_of_an_axis_is_taken(name):
 
 def test_heads_of_the_ranks_are_not_the_whole(small_case):
     case = small_case(k_heads=2, v_heads=8)
-    parts = [recase.heads_of_rank(case, 2, rank) for rank in range(2)]
+    parts = [rank.heads_of_rank(case, 2, number) for number in range(2)]
     for tensor in ("q", "k", "v", "g", "beta", "initial_state"):
         assert torch.equal(torch.cat([p[tensor] for p in parts], dim=1), case[tensor])
 
