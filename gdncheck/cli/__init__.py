@@ -19,6 +19,8 @@ COMMANDS = {
     "decode": "gdncheck.cli.decode:decode",
     "diff": "gdncheck.cli.diff:diff",
     "doctor": "gdncheck.cli.doctor:doctor",
+    "fuzz": "gdncheck.cli.fuzz:fuzz",
+    "export": "gdncheck.cli.export:export",
     "inspect": "gdncheck.cli.inspect:inspect",
     "kernels": "gdncheck.cli.kernels:kernels",
     "life": "gdncheck.cli.life:life",
