@@ -68,6 +68,12 @@ def causal_conv(
     return y, _final_state(x, old, bounds)
 
 
+def final_conv_state(x: Tensor, conv_state: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    """[N, D, W-1] float64: what `causal_conv` leaves behind, without its output. Arguments as there."""
+    bounds = sequence_bounds(cu_seqlens, x.shape[0])
+    return _final_state(x, conv_state.detach().to(torch.float64), bounds)
+
+
 def _inputs_before(
     x: Tensor, old: Tensor, bounds: Tensor, sequence: Tensor, start: int, stop: int, lag: int
 ) -> Tensor:

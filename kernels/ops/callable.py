@@ -17,6 +17,7 @@ from torch import Tensor
 from ...capture.errors import BadInput, Refused
 from ..contract import Capabilities, Contract
 from ..interface import KernelCall, KernelInfo
+from .conv_callable import Finish, fitted
 from .signature import OpSignature, signature_of
 
 OPTIONS = ("eps", "heads", "scale")
@@ -40,11 +41,15 @@ class OpCallable:
         unknown = sorted(set(call.options.extra) - self.named)
         if unknown and not self.open:
             raise Refused(f"{self.name} takes no keyword {', '.join(unknown)}")
-        given: dict[str, Any] = {**call.tensors, **call.options.extra}
+        tensors: dict[str, Tensor] = dict(call.tensors)
+        finish: Finish = dict
+        if "conv_state" in self.signature.optional and not self.open:
+            tensors, finish = fitted(self.name, call.tensors, self.named)
+        given: dict[str, Any] = {**tensors, **call.options.extra}
         given |= {name: getattr(call.options, name) for name in OPTIONS}
         if not self.open:
             given = {name: value for name, value in given.items() if name in self.named}
-        return self._outputs(self.function(**given))
+        return finish(self._outputs(self.function(**given)))
 
     def _outputs(self, returned: Any) -> dict[str, Tensor]:
         """By name. Raises TypeError where something is missing or no tensor."""
