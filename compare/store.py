@@ -251,6 +251,11 @@ class RunStore:
         for row in self.finding_rows():
             yield {"signature": row.signature, "times": row.times, **row.document}
 
+    @property
+    def lock_descriptor(self) -> int | None:
+        """The run's lock, for a child that shares it; None where this process does not hold it."""
+        return None if self._lock is None else self._lock.descriptor
+
     def close(self) -> None:
         self._connection.close()
         if self._lock is not None:

@@ -35,6 +35,10 @@ class RunLock:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
+    @property
+    def descriptor(self) -> int:
+        return self._descriptor
+
     def release(self) -> None:
         """Give it back; a second time does nothing."""
         if self._descriptor >= 0:

@@ -40,6 +40,8 @@ class TileMap:
     rows: Tensor
     """[M] int64 number of rows of a tile."""
     chunk_size: int | None = None
+    group: Tensor | None = None
+    """[M] int64: tiles are pooled inside their group only (of several cases judged at once); None: one."""
 
     @property
     def n_tiles(self) -> int:
@@ -62,6 +64,7 @@ class TileMap:
             move(self.chunk),
             self.rows.to(device),
             self.chunk_size,
+            move(self.group),
         )
 
 
@@ -201,7 +204,7 @@ class Pools:
     """Tiles as they are judged: a large one by itself, the small ones of a head together."""
 
     pool_of_tile: Tensor
-    """[M] int64; the last pool holds all small tiles."""
+    """[M] int64; the last pool (of each group) holds all small tiles."""
     n_pools: int
     entries: Tensor
     """[P] entries of a pool of one head."""
@@ -222,12 +225,15 @@ class Pools:
 
 
 def pool_small(tiles: TileMap, entries_per_row: int) -> Pools:
-    """Pool the tiles with fewer than SMALL_TILE entries."""
+    """Pool the tiles with fewer than SMALL_TILE entries, those of a group together."""
     entries = tiles.rows * entries_per_row
     small = entries < SMALL_TILE
     n_large = int((~small).sum())
-    pool = torch.where(small, n_large, (~small).long().cumsum(0) - 1)
-    n_pools = n_large + int(bool(small.any()))
+    group = torch.zeros_like(entries) if tiles.group is None else tiles.group
+    groups, of_small = torch.unique(group[small], return_inverse=True)
+    pool = (~small).long().cumsum(0) - 1
+    pool[small] = n_large + of_small
+    n_pools = n_large + len(groups)
     zeros = torch.zeros(n_pools, dtype=torch.int64, device=pool.device)
     return Pools(
         pool_of_tile=pool,

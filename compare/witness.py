@@ -36,6 +36,9 @@ def named(clauses: tuple[Clause, ...]) -> tuple[str, ...]:
 class Witness:
     """What is true of one case; tensors on the device of the verdict."""
 
+    most_runs: int | None = None
+    """Honest runs that a yardstick takes at most; None: all."""
+
     def __init__(self, case: Case, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.case = case
         self.seed = seed
@@ -140,6 +143,7 @@ class Witness:
                 l2norm_before=l2norm_before,
                 device=device,
                 make=self.honest_result,
+                most_runs=self.most_runs,
             )
         return self._yardsticks[key]
 

@@ -99,6 +99,7 @@ def measure(
     l2norm_before: bool = False,
     device: str | None = None,
     make: Callable[[HonestRun], EmulationResult] | None = None,
+    most_runs: int | None = None,
 ) -> Yardstick:
     """Run the emulation and its honest variants and keep the largest error per tile.
 
@@ -107,8 +108,10 @@ def measure(
     device: where the kernel ran, whose arithmetic counts (tf32 exists on `cuda` only), wherever this is
     computed; None: the inputs' own.
     make: how a run is made; None: in one call.
+    most_runs: only the first so many runs; a yardstick of fewer is never longer, so it accuses sooner.
     """
     runs = honest_runs(inputs, profile, chunk_size, seed, l2norm_before=l2norm_before, device=device)
+    runs = runs[:most_runs]
     scales = [Growing(m, t) for m, t in zip(maps, truth, strict=True)]
     plain_state: Tensor | None = None
     for run in runs:

@@ -7,6 +7,7 @@ are what a person does with the answer.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,10 @@ WORK_AROUNDS = 8
 FIRST_WORK_AROUNDS = ("chunk_size", "l2norm", "autotune")
 # Seconds that the bisection over tokens may take.
 BISECT_SECONDS = 60.0
+WHICH_CALL = re.compile(r"^call \d+ of \d+: ")
+DIRECTORIES = re.compile(r"\S*/(?=[^/\s]+)")
+NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+ERROR_WORDS = 80  # characters of an error's message that tell it from another one
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +81,9 @@ def pattern(attempt: Attempt, chunk_size: int | None) -> str:
     """A place without the numbers of the case: which side of a chunk, whose sequence."""
     place = attempt.place
     if place is None:
-        return "no place"
+        if attempt.verdict == "timeout":
+            return "no answer in time"
+        return words_of(attempt.reason) if attempt.verdict == "error" else "no place"
     parts = []
     if place.sequence is not None and attempt.own_sequences:
         parts.append("own sequence" if place.sequence in attempt.own_sequences else "neighbour")
@@ -85,6 +92,11 @@ def pattern(attempt: Attempt, chunk_size: int | None) -> str:
         sides = {0: "first of a chunk", chunk_size - 1: "last of a chunk"}
         parts.append(f"token {sides.get(at, 'inside a chunk')}")
     return ", ".join(parts) or "anywhere"
+
+
+def words_of(message: str) -> str:
+    """An error's message without what changes from run to run: directories, numbers, its tail."""
+    return NUMBERS.sub("#", DIRECTORIES.sub("", WHICH_CALL.sub("", message)))[:ERROR_WORDS]
 
 
 def findings_of(search: Search) -> list[Finding]:

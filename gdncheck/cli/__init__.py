@@ -25,6 +25,7 @@ COMMANDS = {
     "kernels": "gdncheck.cli.kernels:kernels",
     "life": "gdncheck.cli.life:life",
     "make": "gdncheck.cli.make:make",
+    "merge": "gdncheck.cli.merge:merge",
     "repeat": "gdncheck.cli.repeat_runs:repeat",
     "replay": "gdncheck.cli.replay:replay",
     "sanitize": "gdncheck.cli.sanitize:sanitize",
