@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _TWINS = {
     "bisect": "gdncheck.compare.bisect",
     "decode": "gdncheck.compare.decode.drift",
+    "decode_drafts": "gdncheck.compare.verify.drafted",
     "diff": "gdncheck.compare.diff",
     "doctor": "gdncheck.kernels.doctor",
     "export": "gdncheck.compare.export",

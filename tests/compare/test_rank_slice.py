@@ -1,4 +1,4 @@
-"""The heads of one rank: a kernel whose heads depend on how many there are is caught, and every tensor is cut.
+"""The heads of one rank: a kernel whose heads depend on how many there are is caught; every tensor is cut.
 
 Row 20 of the public faults: 32, 16, 8, 4 value heads of the same case each equal their slice.
 """

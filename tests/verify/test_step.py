@@ -38,7 +38,7 @@ def differs(case, function, in_process):
     return any(not torch.equal(ours[name], sound[name]) for name in ("output", "pool"))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_sound_step_passes(verdict_on, seed):
     result = verdict_on(planted_verify.sound, step_case(seed))
     assert result.verdict == "pass", result.ruling.reason
