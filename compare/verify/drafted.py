@@ -1,8 +1,8 @@
 """Decode with drafts: chains of speculative steps for several kernels; behind `gdncheck decode --draft`.
 
 The idea: the command that steps a kernel token by token steps it draft by draft when asked to; one line per
-kernel and state dtype says whether a chain of prefill, verify steps, a plain step and a prefill kept the right
-state, and at which turn it did not.
+kernel and state dtype says whether a chain of prefill, verify steps, a plain step and a prefill kept the
+right state, and at which turn it did not.
 """
 
 from __future__ import annotations
@@ -130,16 +130,17 @@ def print_report(report: DraftReport, console: Console) -> None:
     for name in ("calls", "drafted", "accepted"):
         table.add_column(name, justify="right", no_wrap=True)
     for chain, dtype in zip(report.chains, report.state_dtypes, strict=True):
+        verdict = f"[{STYLES[chain.verdict]}]{chain.verdict}[/]"
         table.add_row(
-            escape(chain.kernel), escape(chain.prefill), dtype, f"[{STYLES[chain.verdict]}]{chain.verdict}[/]",
+            escape(chain.kernel), escape(chain.prefill), dtype, verdict,
             str(chain.turns), str(chain.drafted), str(chain.accepted),
         )  # fmt: skip
     console.print(table)
     for chain in report.chains:
         words = f"[{STYLES[chain.verdict]}]{escape(chain.kernel)}[/]: {escape(chain.ruling.reason)}"
         console.print(words, highlight=False, soft_wrap=True)
-    verdict = f"[{STYLES[report.verdict]}]{report.verdict}[/]"
-    again = f"{verdict} in {report.seconds:.1f} s; again: {escape(report.command)}"
+    word = f"[{STYLES[report.verdict]}]{report.verdict}[/]"
+    again = f"{word} in {report.seconds:.1f} s; again: {escape(report.command)}"
     console.print(again, highlight=False, soft_wrap=True)
 
 
