@@ -68,13 +68,15 @@ class Findings:
             table.seen_again(known)
             return raw.digest
         path = self.store.put_case(build(job.recipe, flying.subject.stock))
+        # A hang is one within its own limit; replaying it is not to take the compiler's.
+        limit = flying.limit([job]) if attempt.verdict == "timeout" else self.plan.time_limit
         self.store.add_finding(
             raw,
             {"recipe": to_json(job.recipe), "attempt": _plain(attempt)},
             status="found", case_file=path, number=job.number, config=job.config,
             options={
                 "seed": self.plan.seed, "device": self.plan.device, "tune": self.plan.tune,
-                "baseline": self.plan.baseline, "time_limit": self.plan.time_limit,
+                "baseline": self.plan.baseline, "time_limit": limit,
             },
         )  # fmt: skip
         table.add_alias(raw.digest, raw.digest)

@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +39,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[int, ...]
     seconds: float | None
     asked: bool
+    search_path: tuple[str, ...]
+    """Where kernels given by import path may lie: the parent's sys.path."""
     first: bool
     """Takes up findings of an earlier sitting that nobody has confirmed."""
 
@@ -98,6 +101,7 @@ def run_fleet(
             orders = Orders(
                 plan=plan, directory=str(store.directory.resolve()), lanes=lanes[number::n_runners],
                 seconds=None if left == float("inf") else left, asked=asked, first=number == 0,
+                search_path=tuple(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry)),
             )  # fmt: skip
             children.append(_Child(orders, devices[number % len(devices)], store.lock_descriptor))
         try:

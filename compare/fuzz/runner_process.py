@@ -42,6 +42,7 @@ def _end_with_parent() -> None:
 def main() -> int:
     """Run as ordered. Exit status 0, 1 after an error that was told, 130 interrupted."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    sys.path += [entry for entry in orders.search_path if entry not in sys.path]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     deadline = float("inf") if orders.seconds is None else time.monotonic() + orders.seconds
     try:
