@@ -6,9 +6,9 @@ On an H200 the relation `prefix-state` fired for sglang.chunk in 4 cases (h200-m
 beta = 0, g = 0 and one-hot queries behind a sequence read its state, and what some heads read was off by 20
 to 60 %, where fla's and vllm's kernels agree. The same call through Triton's interpreter is right, so the
 source is. Here the calls are made again, each stage is judged from the tensors that it was really given,
-under every configuration of the one tuned kernel, several times, on clean and on poisoned memory; whatever departs,
-or moves, names the stage. The whole call through the adapter, with l2norm where the case has it, and the same
-calls of fla.chunk@0.6.0 stand beside it.
+under every configuration of the one tuned kernel, several times, on clean and on poisoned memory; whatever
+departs, or moves, names the stage. The whole call through the adapter, with l2norm where the case has it,
+and the same calls of fla.chunk@0.6.0 stand beside it.
 Results: bench/results/h200-sglang-prefix.json, written anew after every configuration (and into --out).
 """
 
