@@ -32,7 +32,9 @@ REFERENCE = "reference"
 STEPS_PER_HISTORY = 200
 NAMED_LENGTHS = (9, 1, 17, 6)
 MOST_TRIES = 400
-REFERENCE_RUNS = 4
+FEW_RUNS = 2
+"""Honest runs while a failure is shrunk; the shortest history is judged with all of them again."""
+REFERENCE_RUNS = 3
 """Honest runs beside the reference, which is float64 inside and so errs far less than they do."""
 STATUS_VERDICT: dict[str, VerdictWord] = {
     "fail": "fail", "error": "error", "crash": "error", "timeout": "timeout", "refused": "skipped",
@@ -315,8 +317,9 @@ def shortest(
             return False
         if progress is not None:
             progress(f"shrinking: {len(history.steps)} steps", tries, MOST_TRIES)
-        # What the ledger sees needs no truth, which is most of the work.
-        told = run_history(history, machine, bookkeeper, judged=not by_ledger, **options)
+        # What the ledger sees needs no truth, which is most of the work; what is far off, few honest runs.
+        quick = {**options, "judged": not by_ledger, "most_runs": FEW_RUNS}
+        told = run_history(history, machine, bookkeeper, **quick)
         return told.failure is not None and told.failure.rule == failure.rule
 
     short = shrink(drawn, fails, last=failure.step)
