@@ -82,7 +82,7 @@ def convolution(
     if separate:
         tensors["read_slot_indices"] = read.to(draw.device)
     if bias:
-        shift = 64 if draw.exact else 0  # where SiLU is its argument
+        shift = 80 if draw.exact else 0  # where SiLU is its argument
         tensors["conv_bias"] = draw.numbers(channels) + shift
     return OpInputs(tensors, Conv(), cu_seqlens)
 

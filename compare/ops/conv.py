@@ -102,7 +102,9 @@ def exact(inputs: OpInputs) -> Tensors:
     products = peak * weight.abs().amax(-1) <= 2.0 / torch.finfo(x.dtype).eps
     kept = total.to(x.dtype).double() == total
     quiet = (total == 0) | (total >= SATURATES) | (total <= UNDERFLOWS)
-    return {"conv_output": kept & quiet & (whole & products & (largest <= LARGEST_SUM))}
+    left = torch.ones_like(_state_left(inputs), dtype=torch.bool)
+    exactly = kept & quiet & (whole & products & (largest <= LARGEST_SUM))
+    return {"conv_output": exactly, "final_conv_state": left}
 
 
 def _integers(x: Tensor, over: int | tuple[int, ...]) -> Tensor:

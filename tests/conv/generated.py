@@ -42,7 +42,7 @@ def conv_inputs(seed, *, op="conv", exact=False, bias=None, state=None, lengths=
     }
     if bias:
         # Far from where SiLU bends, so that integers stay integers.
-        tensors["conv_bias"] = (numbers(channels) + 64) if exact else numbers(channels) * scale.to(dtype)
+        tensors["conv_bias"] = (numbers(channels) + 80) if exact else numbers(channels) * scale.to(dtype)
     if state:
         tensors["conv_state"] = numbers(n, channels, width - 1) * scale.to(dtype)[:, None]
     return OpInputs(tensors, Conv(), cu_seqlens)
