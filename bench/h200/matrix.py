@@ -154,10 +154,13 @@ def without_empty(drawn: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def judge_kernel(name: str, log: Path, device: str, until: float, cases: int, every: int) -> None:
+def judge_kernel(
+    name: str, log: Path, device: str, until: float, cases: int, every: int, first: int = 0
+) -> None:
     """Judge one kernel on everything that fits into the time; one JSON line each.
 
-    every: relations are asked on every so many of the seeded cases.
+    every: relations are asked on every so many of the seeded cases. first: the seeded case to start with;
+    from a later one than 0 nothing else is judged.
     """
     torch.set_num_threads(1)
     small = device == "cpu"
@@ -173,11 +176,11 @@ def judge_kernel(name: str, log: Path, device: str, until: float, cases: int, ev
             write({"kernel": name, "phase": "open", "verdict": "cannot run", "reason": str(error)})
             return
         write({"kernel": name, "phase": "open", "verdict": "opened", "environment": kernel.info.environment})
-        for trialled in fixed_cases(small):
+        for trialled in fixed_cases(small) if first == 0 else ():
             if time.time() > until:
                 return
             write(judged(kernel, name, trialled))
-        for number in range(cases):
+        for number in range(first, cases):
             if time.time() > until:
                 return
             drawn = seeded_arguments(number, small)
@@ -245,6 +248,7 @@ def run_all(chosen: argparse.Namespace) -> None:
         command = [
             sys.executable, __file__, "--one", name, "--out", str(folder), "--device", chosen.device,
             "--until", str(until), "--cases", str(chosen.cases), "--every", str(chosen.every),
+            "--first", str(chosen.first),
         ]  # fmt: skip
         said = (folder / f"{name}.txt").open("w")
         # A group of its own: its worker ends with it.
@@ -269,6 +273,7 @@ def main() -> None:
     parser.add_argument("--kernel", action="append", help="default: all of the table")
     parser.add_argument("--seconds", type=float, default=480.0, help="time for everything")
     parser.add_argument("--cases", type=int, default=200, help="seeded cases")
+    parser.add_argument("--first", type=int, default=0, help="go on with this seeded case")
     parser.add_argument("--every", type=int, default=8, help="relations on every so many seeded cases")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--out", type=Path, default=Path("matrix"), help="folder of the logs")
@@ -279,7 +284,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.one is not None:
         log = chosen.out / f"{chosen.one}.jsonl"
-        judge_kernel(chosen.one, log, chosen.device, chosen.until, chosen.cases, chosen.every)
+        judge_kernel(chosen.one, log, chosen.device, chosen.until, chosen.cases, chosen.every, chosen.first)
         return
     if chosen.summary is None:
         run_all(chosen)
