@@ -189,10 +189,20 @@ def examine(trial: ChainTrial, own: Walk) -> tuple[list[OpFinding], dict[str, fl
         if link.op in own.gave:
             m.errors, m.arrives = _arrival(trial, link.op, own, true, honest)
             errors |= {RESULTS.get(n, n): e for n, e in m.errors.items()}
-            if link.runner is not None and _reads_the_chain(trial, link.op):
+            if link.runner is not None and _worth_feeding(trial, link.op, m, departed):
                 m.fed = trial.ask(link, _rounded_like(true.read[link.op], own.read[link.op]))[0]
         findings.append(_finding(link, m, departed, trial))
     return findings, errors
+
+
+def _worth_feeding(trial: ChainTrial, op: str, m: Measurement, departed: set[str]) -> bool:
+    """Whether an operation's answer to the truth's input can tell more than its own one.
+
+    The rule costs as much as all the rest: it is not asked again where it was right on sound values.
+    """
+    if not _reads_the_chain(trial, op):
+        return False
+    return op != "rule" or m.own.verdict != "pass" or bool(departed & set(reads(op)))
 
 
 RESULTS = {"normed": "output", "final_state": "state", "final_conv_state": "conv_state"}

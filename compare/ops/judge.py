@@ -74,11 +74,18 @@ def _agrees(trial: OpTrial, changed: OpInputs) -> bool:
         return False
     if ratio_outcome(measured, trial.scales_of(changed, truth), trial.inputs.heads).status != "ok":
         return False
-    for name, m in measured.items():
+    departs = [name for name in measured if _departs(trial, name)]
+    for name in departs:
         before = float(trial.measured[name].rows.square.sum())
-        if before and float(m.rows.square.sum()) > (1 - EXPLAINS) * before:
+        if before and float(measured[name].rows.square.sum()) > (1 - EXPLAINS) * before:
             return False
-    return True
+    return bool(departs)
+
+
+def _departs(trial: OpTrial, name: str) -> bool:
+    """Whether one output is wrong by size; what is wrong by class alone has no size to explain."""
+    one = {name: trial.measured[name]}
+    return ratio_outcome(one, trial.scales, trial.inputs.heads).status == "fires"
 
 
 def unanswered_op(result: RunResult) -> Ruling:
