@@ -150,8 +150,9 @@ def _run(
             outcome = "same" if same else "another failure"
         runs, failures = runs + 1, failures + (outcome != "passes")
         shown.setdefault(outcome, attempt)
-        if attempt.verdict == "skipped" or (attempt.verdict == "timeout" and outcome == "same"):
-            break  # it will not be otherwise, and a hang takes its whole limit
+        enough = outcome == "same" and (runs >= STEADY_RUNS or attempt.verdict in ("timeout", "error"))
+        if attempt.verdict == "skipped" or enough:
+            break  # it will not be otherwise; a hang takes its whole limit, a crash a process
     best: Outcome = next(o for o in ("same", "another failure", "passes") if o in shown)  # type: ignore[misc]
     return best, shown[best], Rate(failures=failures, runs=runs)
 

@@ -33,7 +33,7 @@ from ...kernels.registry import adapter_class, parse_name
 from ...kernels.standalone import Standalone, standalone
 from ..diff import verdict_device
 from ..finding import Facts, Finding, environment_for, facts_in, facts_of, find
-from ..replay import is_same, runs_for
+from ..replay import STEADY_RUNS, is_same, runs_for
 from ..shrink.candidate import Candidate
 from ..shrink.oracle import Oracle
 from ..shrink.reduce import checked_deviations, passing_path
@@ -220,7 +220,7 @@ class _Job:
             same = attempt.verdict in FAILING and is_same(self.finding, attempt, self.oracle.chunk_size)
             runs, failures = runs + 1, failures + same
             found, other = (attempt, other) if same else (found, attempt)
-            if same and attempt.verdict in ("timeout", "error"):
+            if same and (attempt.verdict in ("timeout", "error") or runs >= STEADY_RUNS):
                 break
         if found is None:
             assert other is not None

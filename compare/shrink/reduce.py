@@ -27,6 +27,7 @@ from ..diff import verdict_device
 from ..finding import environment_for, facts_of, find, with_facts
 from ..store import Signature
 from ..sweep.attempt import Attempt
+from ..sweep.explain import words_of as words_of_error
 from ..sweep.judging import digest
 from . import structure, values
 from .asking import Answer, Rate, ask
@@ -34,7 +35,7 @@ from .candidate import Candidate, rule_tensors
 from .journal import Journal
 from .oracle import Oracle
 from .result import Neighbour, Shrunk, distance, words_of
-from .signature import fault_of, plain_words
+from .signature import fault_of
 from .start import Meter, Say, Wanted, check_start
 
 PASSES: tuple[tuple[str, Callable[[structure.Box], Iterator[Candidate]]], ...] = (
@@ -58,6 +59,7 @@ BUDGET = 300.0  # seconds
 AHEAD, FEW_AHEAD = 32, 8
 # Runs of the end in a new process; candidates that may be the nearest passing one.
 CONFIRMING, NEIGHBOURS = 3, 8
+CONFIRMING_SECONDS = 20.0  # a flake is not counted for longer, once it has shown
 LOADING = 300.0  # seconds that a kernel may take to load
 # Least K and V by family: below, the kernel is not made for it. A kernel by import path may be a Triton one.
 LEAST_DIMS: dict[str, tuple[int, int]] = {"flashinfer": (128, 128), "vllm-cpu": (64, 64), "emulation": (1, 1)}
@@ -260,7 +262,7 @@ class _Shrinking:
         found, start = self.oracle.soundness(case), self.started.soundness
         if found.sound != start.sound or (found.reset and not start.reset):
             return False
-        return found.sound or plain_words(found.reason) == plain_words(start.reason)
+        return found.sound or words_of_error(found.reason) == words_of_error(start.reason)
 
     def _finish(self, asked: dict[str, Any], command: str) -> Shrunk:
         best, start = self.box.best, self.start
@@ -311,14 +313,16 @@ class _Shrinking:
         self.say(f"confirming {words_of(best.case)} in a new process")
         twin = self.oracle.fresh_twin()
         wanted = CONFIRMING if self.rate.steady else self.rate.clean_runs
+        began = time.monotonic()
         try:
             while runs < wanted:
                 attempt = twin.see(best, full_limit=True, ahead=min(wanted, FEW_AHEAD))
                 same = self._is_same(attempt)
                 runs, failures = runs + 1, failures + same
                 shown = attempt if same else shown
-                if self.fault.kind == "timeout" and same:
-                    break  # each takes the whole limit
+                late = time.monotonic() - began > CONFIRMING_SECONDS
+                if failures and (late or self.fault.kind == "timeout"):
+                    break  # a hang takes the whole limit each time
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         finally:

@@ -16,7 +16,7 @@ import msgspec
 from ...kernels.interface import KernelInfo
 from ..store import Signature
 from ..sweep.attempt import Attempt
-from ..sweep.explain import pattern
+from ..sweep.explain import pattern, words_of
 from ..verdict import FAILING, Place
 
 # Checks of the case's own numbers: any of them may decide about the same fault.
@@ -25,8 +25,6 @@ NUMERIC = frozenset(
      "emulation-ratio", "low-bits", "tolerance"}
 )  # fmt: skip
 CRASH = re.compile(r"killed by|exited with|context is lost|closed its connection")
-PATHS = re.compile(r"\S*/(?=[^/\s]+)")
-NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 LONGEST_WORDS = 80
 # The pattern under which fuzz keeps a failure that comes and goes at different places.
 COMES_AND_GOES = "comes and goes"
@@ -43,7 +41,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     tensor: str | None
     pattern: str
     message: str = ""
-    """Of an error, a crash or bad input, without its numbers."""
+    """Of bad input, without its numbers."""
     moves: bool = False
     """It comes and goes at different places: only its kind has to stay."""
 
@@ -52,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         if other is None or self.kind != other.kind:
             return False
         if self.moves:
-            return self.message == other.message
+            return True
         return msgspec.structs.replace(other, moves=False) == self
 
     def in_words(self) -> str:
@@ -74,12 +72,11 @@ def fault_of(attempt: Attempt, chunk_size: int | None) -> Fault | None:
         kind: str = attempt.verdict
         if kind == "error" and CRASH.search(attempt.reason):
             kind = "crash"
-        message = "" if kind == "timeout" else plain_words(attempt.reason)
-        return Fault(kind=kind, rule="", class_="error", tensor=None, pattern="no place", message=message)
+        return Fault(kind=kind, rule="", class_="error", tensor=None, pattern=pattern(attempt, chunk_size))
     if attempt.verdict == "out-of-contract":
         return Fault(
             kind="out-of-contract", rule=attempt.rule or "", class_=place.class_ if place else "",
-            tensor=place.tensor if place else None, pattern="", message=plain_words(attempt.reason)[:40],
+            tensor=place.tensor if place else None, pattern="", message=words_of(attempt.reason)[:40],
         )  # fmt: skip
     rule = attempt.rule or ""
     return Fault(
@@ -129,8 +126,3 @@ def agrees(signature: Signature, attempt: Attempt, chunk_size: int | None) -> bo
         and pattern(attempt, chunk_size) == signature.place_pattern
         and len(tiers) == 1
     )
-
-
-def plain_words(message: str) -> str:
-    """A message without its numbers and directories."""
-    return NUMBERS.sub("#", PATHS.sub("", message))
