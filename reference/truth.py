@@ -70,7 +70,7 @@ def true_piece(x: PieceInputs, state: Tensor, scale: float, piece: Piece) -> Ten
     dead = set_aside_dead_columns(x, state)
     sizes = magnitudes(x)
     fit = inputs_fit(x, sizes, scale)
-    # A GPU takes the chunk form on trust: asking first would keep it waiting; what does not fit is done again.
+    # A GPU takes the chunk form on trust: asking first would keep it waiting; what does not fit is redone.
     if few_launches(x.v.device) or bool(fit.any(0).any()):
         before = state.clone()
         result = advance_piece(x, state, scale)
