@@ -51,6 +51,7 @@ LAYOUTS: dict[str, Layout] = {
     "z": Layout((("T", "HV", "V"),)),
     "norm_weight": Layout((("V",),)),
     "conv_pool": Layout((("slots", "D", "W-1"),)),
+    "read_slot_indices": Layout((("N",),), INTEGERS),
     "conv_output": Layout((("T", "D"),)),
     "core_output": Layout((("T", "HV", "V"),)),
     "draft": Layout((("N",),), INTEGERS),
@@ -210,16 +211,21 @@ def _sequences(cu: Tensor, n_tokens: int) -> Iterator[str]:
 
 def _states(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     pool, slots, fresh = (tensors.get(n) for n in ("pool", "slot_indices", "has_initial_state"))
+    conv_past = {"conv_state", "conv_pool"} & set(tensors)
     if pool is not None and "initial_state" in tensors:
         yield "has both initial_state and pool; keep one: pool with slot_indices, or the gathered state"
-    if (pool is None) != (slots is None):
+    if len(conv_past) == 2:
+        yield "has both conv_state and conv_pool; keep one: a pool with slot_indices, or the gathered state"
+    if (pool is None) != (slots is None) and not (pool is None and "conv_pool" in tensors):
         have, lack = ("pool", "slot_indices") if slots is None else ("slot_indices", "pool")
         yield f"has {have} without {lack}; write both, or initial_state instead"
-    if fresh is not None and pool is None and "initial_state" not in tensors and bool(fresh.any()):
+    stateless = pool is None and "initial_state" not in tensors and not conv_past
+    if fresh is not None and stateless and bool(fresh.any()):
         yield (
             f"has_initial_state is true for sequence {int(fresh.nonzero()[0])} but there is neither "
             "initial_state nor pool; write the state, or false"
         )
+    yield from _conv_slots(tensors)
     if pool is None or slots is None:
         return
     bad = ((slots >= pool.shape[0]) | (slots < -1)).nonzero()
@@ -230,6 +236,30 @@ def _states(tensors: Mapping[str, Tensor]) -> Iterator[str]:
             f"use 0..{pool.shape[0] - 1}, or -1 for padding"
         )
     yield from _shared_slots(slots, tensors["cu_seqlens"])
+
+
+def _conv_slots(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Slots of a convolution's pool: those it leaves its states in, and those it starts from."""
+    pool = tensors.get("conv_pool")
+    if pool is None:
+        if "read_slot_indices" in tensors:
+            yield "has read_slot_indices without conv_pool; write both, or conv_state instead"
+        return
+    if "slot_indices" not in tensors:
+        yield "has conv_pool without slot_indices; write both, or conv_state instead"
+        return
+    for name in ("slot_indices", "read_slot_indices"):
+        slots = tensors.get(name)
+        if slots is None:
+            continue
+        bad = ((slots >= pool.shape[0]) | (slots < -1)).flatten().nonzero()
+        if len(bad):
+            yield (
+                f"{name}[{int(bad[0])}] is {int(slots.flatten()[bad[0]])} but conv_pool has {pool.shape[0]} "
+                f"slots; use 0..{pool.shape[0] - 1}, or -1 for padding"
+            )
+    if "pool" not in tensors:
+        yield from _shared_slots(tensors["slot_indices"], tensors["cu_seqlens"])
 
 
 def _shared_slots(slots: Tensor, cu: Tensor) -> Iterator[str]:
