@@ -1,6 +1,6 @@
 """The user's own path at the real model's size: make a checkpoint, capture layer 17, diff, sweep, repeat.
 
-usage: python bench/h200/real_size.py [--seconds 500] [--work DIR] [--tiny]
+usage: python bench/h200/real_size.py [--seconds 500] [--work DIR] [--experts N] [--kernel NAME]... [--tiny]
 
 The checkpoint is transformers' Qwen3.5-MoE at the 35B-A3B shape (hidden 2048, 16 / 32 heads, 128 x 128,
 conv 4, 256 experts), layers 0 to 17, random weights made on the GPU; it lies in DIR (best in memory: 29 GB).
@@ -28,7 +28,7 @@ LAYER = 17
 KERNELS = ("fla.chunk@0.4.0", "fla.chunk@0.6.0", "vllm.chunk@0.19.1", "vllm.chunk@0.33.0")
 
 
-def make_checkpoint(folder: Path, tiny: bool) -> dict[str, Any]:
+def make_checkpoint(folder: Path, tiny: bool, experts: int | None = None) -> dict[str, Any]:
     """Random weights at the real shape, scaled so that activations stay near 1 in size."""
     import torch
     from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
@@ -51,6 +51,8 @@ def make_checkpoint(folder: Path, tiny: bool) -> dict[str, Any]:
             "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
             "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         }  # fmt: skip
+    if experts is not None:
+        shape["num_experts"] = experts
     config = Qwen3_5MoeTextConfig(num_hidden_layers=LAYER + 1, dtype="bfloat16", **shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -120,10 +122,10 @@ def command_of(words: list[str], limit: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def steps(work: Path, tiny: bool) -> dict[str, list[str]]:
+def steps(work: Path, tiny: bool, names: tuple[str, ...]) -> dict[str, list[str]]:
     """Name -> the words of the command, in the order in which they are run."""
     device = "cpu" if tiny else "cuda"
-    kernels = [word for name in (KERNELS[:1] if tiny else KERNELS) for word in ("--kernel", name)]
+    kernels = [word for name in (names[:1] if tiny else names) for word in ("--kernel", name)]
     fla = ["--kernel", KERNELS[0]]
     model, tokens = str(work / "model"), str(work / "tokens.json")
     uncut, cut = str(work / "uncut"), str(work / "cut")
@@ -148,6 +150,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/gdncheck-real"))
     parser.add_argument("--tiny", action="store_true", help="a few tokens and small layers, on a CPU")
+    parser.add_argument("--experts", type=int, help="fewer experts: the GDN layers stay as they are")
+    parser.add_argument("--kernel", action="append", help="of the diffs (repeatable)")
     parser.add_argument("--name", default="h200-real-size")
     parser.add_argument("--only", action="append", help="only this step (repeatable)")
     options = parser.parse_args()
@@ -164,10 +168,10 @@ def main() -> None:
         print(name, {k: value.get(k) for k in ("exit_status", "seconds", "seconds_made")}, flush=True)
 
     if "checkpoint" not in found or not (work / "model").exists():
-        keep("checkpoint", make_checkpoint(work / "model", options.tiny))
+        keep("checkpoint", make_checkpoint(work / "model", options.tiny, options.experts))
     vocabulary = int(found["checkpoint"]["config"]["vocab_size"])
     token_file(work, 40 if options.tiny else TOKENS, vocabulary)
-    for name, words in steps(work, options.tiny).items():
+    for name, words in steps(work, options.tiny, tuple(options.kernel or KERNELS)).items():
         left = ends - time.monotonic()
         if name in found or left < 20 or (options.only and name not in options.only):
             continue
