@@ -5,7 +5,7 @@ usage: python bench/h200/speed.py [--part NAME]... [--tokens 11686] [--device cp
 - truth: truth, chunk form and recurrence at the real layer's size;
 - kernels: FLA's chunk kernel at that size, by events, and the truth over it;
 - emulation: with all cast points, over the float64 chunk form;
-- growth: truth over T at 32 heads and over heads at T = 11,686, exponents by least squares;
+- growth: truth over T at 32 heads and over heads at T = 65,536, exponents by least squares;
 - long: one `diff` of 300,000 tokens at 32 heads, its time and the GPU memory that it takes;
 - peers: FLA's naive recurrence and transformers' torch function on the same case.
 
@@ -106,9 +106,11 @@ def growth_part(tokens: int, device: str) -> dict[str, Any]:
     lengths = [1 << n for n in range(10, 19)] if device == "cuda" else [256, 512, 1024]
     heads = [1, 2, 4, 8, 16, 32, 64] if device == "cuda" else [1, 2, 4]
     by_length = {n: truth_seconds(prompt(n, device)) for n in lengths}
-    by_heads = {n: truth_seconds(prompt(tokens, device, n)) for n in heads}
+    # At a prompt's length few heads leave a GPU idle, and time does not grow with them: so a longer one.
+    of_heads = 65_536 if device == "cuda" else tokens
+    by_heads = {n: truth_seconds(prompt(of_heads, device, n)) for n in heads}
     return {
-        "seconds_by_tokens": by_length, "seconds_by_heads": by_heads,
+        "seconds_by_tokens": by_length, "seconds_by_heads": by_heads, "tokens_of_heads": of_heads,
         # Where launches cost more than arithmetic nothing grows; so the upper half of each.
         "exponent_of_tokens": exponent(by_length), "exponent_of_heads": exponent(by_heads),
     }  # fmt: skip
