@@ -14,14 +14,14 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot
 
 HERE = Path(__file__).resolve().parent
 IMAGES = HERE.parent / "docs" / "img"
 
 
 def growth(parts: dict[str, Any]) -> None:
-    """Truth over tokens and over heads, both axes logarithmic, with a line of slope 1 through the last point."""
+    """Truth over tokens and over heads, both axes logarithmic, beside a line of slope 1."""
     found = parts["growth"]
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4))
     for axis, key, word in (
