@@ -213,8 +213,14 @@ class _Run:
         """All stages of one piece; every tensor is [H, P, C, X]."""
         x, a = self.x, self.a
         q, k, v = (self._take(t, piece) for t in (x.q, x.k, x.v))
+        scale_first = a.precision.scaled == "q"
         if self.l2norm_eps is not None:
-            q, k = (a.cast("l2norm", l2norm_of(y, self.l2norm_eps)) for y in (q, k))
+            q, k = (l2norm_of(y, self.l2norm_eps) for y in (q, k))
+            k = a.cast("l2norm", k)
+            q = q if scale_first else a.cast("l2norm", q)
+        scale = 1.0 if scale_first else x.scale
+        if scale_first:
+            q = a.cast("q_scale", q * x.scale)
         beta = a.cast("beta", self._take(x.beta[..., None], piece))
         total = self._take(x.g[..., None], piece)[..., 0].cumsum(-1)
         # A kernel loads zero past the end of the sequence, not the last sum.
@@ -236,7 +242,11 @@ class _Run:
         else:
             write = _FromWU(a, *self._w_and_u(kkt, k_beta, v_beta, piece))
         h, v_new = self._states(k, write, total, piece)
-        out = a.dot("qh", q, h) * decay * x.scale + a.dot("av", scores, v_new) * x.scale
+        if a.precision.read_decay == "q":
+            read = a.dot("qh", a.cast("q_decay", q * decay), h)
+        else:
+            read = a.dot("qh", q, h) * decay
+        out = read * scale + a.dot("av", scores, v_new) * scale
         self._put(self.output, a.cast("output", out), piece)
 
     def _within_chunk(
@@ -295,7 +305,10 @@ class _Run:
                 new = v_new[:, p]
             left = torch.where(piece.valid[p], (last[:, None] - total[:, p]).exp(), 0.0)[..., None]
             decayed = self.state * last.exp()[:, None, None]
-            update = a.dot("state", k[:, p].mT, a.cast("v_decay", new * left))
+            if a.precision.update_decay == "k":
+                update = a.dot("state", a.cast("k_left", k[:, p] * left).mT, new)
+            else:
+                update = a.dot("state", k[:, p].mT, a.cast("v_decay", new * left))
             self.state = a.cast("state", decayed + update)
             if chunk.closes:
                 self.final[chunk.sequence] = a.cast("final_state", self.state)

@@ -30,7 +30,7 @@ def inverse(a: Tensor, arithmetic: Arithmetic) -> Tensor:
         return _by_merging(a, arithmetic)
     if way == "blocked" and size % _BLOCK == 0 and size > _BLOCK:
         return _by_blocks(a, arithmetic)
-    return _by_substitution(a)
+    return _by_substitution(a, arithmetic)
 
 
 def solve_direct(a: Tensor, b: Tensor) -> Tensor:
@@ -39,13 +39,17 @@ def solve_direct(a: Tensor, b: Tensor) -> Tensor:
     return solved
 
 
-def _by_substitution(a: Tensor) -> Tensor:
-    """Row i of T is e_i - a_i T, in the rows above it, as FLA's 16 x 16 kernel does elementwise."""
+def _by_substitution(a: Tensor, arithmetic: Arithmetic | None = None) -> Tensor:
+    """Row i of T is e_i - a_i T, in the rows above it, as FLA's 16 x 16 kernel does elementwise.
+
+    arithmetic: rounds each row, as `solve_step`, before the rows below use it; None: no row is rounded.
+    """
     size = a.shape[-1]
     t = -a.clone()
     for i in range(2, size):
         row = t[..., i : i + 1, :i].clone()
-        t[..., i : i + 1, :i] = row + row @ t[..., :i, :i]
+        row = row + row @ t[..., :i, :i]
+        t[..., i : i + 1, :i] = row if arithmetic is None else arithmetic.cast("solve_step", row)
     return t + torch.eye(size, dtype=a.dtype, device=a.device)
 
 

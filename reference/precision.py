@@ -27,7 +27,7 @@ CAST_POINTS: dict[str, str] = {
     "beta": "beta as the kernel reads it",
     "cumsum": "G, the cumulative log decay inside a chunk",
     "kkt": "A = strict_lower(beta_i k_i.k_j exp(G_i - G_j))",
-    "solve_step": "products inside a doubling or a merged inverse",
+    "solve_step": "products inside a doubling or a merged inverse; each row of a substitution",
     "solve": "T = (I + A)^-1",
     "solve_beta": "T beta, of a kernel that applies T to the error",
     "sk": "exp(G) k S, of a kernel that applies T to the error",
@@ -42,6 +42,9 @@ CAST_POINTS: dict[str, str] = {
     "h_dot": "the state as operand of w S (or k S)",
     "v_new": "v_new = u - w S (or T beta error) as stored for the output",
     "v_decay": "v_new * exp(G_last - G), operand of the state update",
+    "k_left": "k * exp(G_last - G), operand of the state update of a kernel that decays k there",
+    "q_scale": "q * scale, of a kernel that scales q before everything else",
+    "q_decay": "q * exp(G), operand of q S of a kernel that decays q before the product",
     "state": "the running state after each chunk (recurrent kernel: after each token)",
     "qk_decay": "lower(q k^T exp(G_i - G_j)), operand of the output",
     "output": "o",
@@ -91,6 +94,12 @@ class Precision:
     """v_new = u - w S with u = T v beta and w = T k beta exp(G), or (T beta) (v - exp(G) k S)."""
     update_from: Literal["registers", "stored"] = "registers"
     """v_new in the state update: before the cast point `v_new`, or after it."""
+    update_decay: Literal["v_new", "k"] = "v_new"
+    """What exp(G_last - G) is multiplied into for the state update: cast point `v_decay` or `k_left`."""
+    read_decay: Literal["product", "q"] = "product"
+    """What exp(G) is multiplied into for the output: the product q S, or q before it (`q_decay`)."""
+    scaled: Literal["output", "q"] = "output"
+    """What the scale is multiplied into: the products of the output, or q before them (`q_scale`)."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -103,6 +112,9 @@ class Precision:
         _check(self.solve, ("substitution", "blocked", "merged", "doubling", "direct"), "solve")
         _check(self.v_new_from, ("wu", "error"), "way to v_new")
         _check(self.update_from, ("registers", "stored"), "v_new of the state update")
+        _check(self.update_decay, ("v_new", "k"), "decay of the state update")
+        _check(self.read_decay, ("product", "q"), "decay of the output")
+        _check(self.scaled, ("output", "q"), "place of the scale")
         _check(self.mode, MODES, "rounding mode")
         _check(self.tf32_mode, MODES, "tf32 rounding mode")
         if self.accumulate is not None:
@@ -267,11 +279,25 @@ PROFILES: dict[str, Precision] = {
         ),
         Precision(
             "vllm-cpu",
-            # A is kept in bf16 before the solve, and the state update multiplies a rounded v_new.
-            casts={**_FLA_CASTS, "beta": "native", "k_beta": "fp32", "kkt": "native"},
+            # A is solved in place, row by row in bf16; q is rounded with its scale, q and k with their decay.
+            casts={
+                **_FLA_CASTS,
+                "beta": "native",
+                "k_beta": "fp32",
+                "kkt": "native",
+                "solve_step": "native",
+                "k_left": "native",
+                "q_scale": "native",
+                "q_decay": "native",
+            },
             solve="substitution",
-            source="vllm 0.32.0: csrc/cpu, chunk_gated_delta_rule_fwd_intra and _inter (bf16 operands, "
-            "float32 sums, exp to 20 ulp); the wheel has them compiled",
+            scaled="q",
+            update_from="stored",
+            update_decay="k",
+            read_decay="q",
+            source="vllm 0.32.0: csrc/cpu/sgl-kernels/fla.cpp, l2norm_kernel and query.mul(scale), "
+            "solve_tril_kernel, apply_beta_kernel, update_value_kernel, update_key_kernel, "
+            "chunk_gated_delta_rule_fwd_intra and _inter (bf16 operands, float32 sums, exp to 20 ulp)",
         ),
         Precision("exact", arithmetic="fp64", source="no rounding: the algorithm itself, in float64"),
     )

@@ -126,6 +126,9 @@ def test_transformers_profile_rounds_the_output_only():
 REACH = {
     "solve_step": {"solve": "doubling"},
     "k_decay": {"factored_exp": True},
+    "k_left": {"update_decay": "k"},
+    "q_decay": {"read_decay": "q"},
+    "q_scale": {"scaled": "q"},
     **{point: {"v_new_from": "error"} for point in ("solve_beta", "sk", "error")},
 }
 
@@ -170,6 +173,30 @@ def test_a_kernel_may_update_its_state_from_the_stored_v_new():
     exact, first, second = (emulate_chunk(*inputs, precision=p, **call) for p in (EXACT, registers, stored))
     assert torch.equal(first.final_state, exact.final_state)
     assert 1e-4 < relative(second.final_state, exact.final_state) < 1e-2
+
+
+@pytest.mark.parametrize("change", [{"update_decay": "k"}, {"read_decay": "q"}, {"scaled": "q"}])
+def test_where_a_kernel_multiplies_decay_and_scale_changes_nothing_but_the_rounding(change):
+    inputs, state, cu = make([100, 30], dk=16, dv=8)
+    call = {"initial_state": state, "cu_seqlens": cu}
+    exact = emulate_chunk(*inputs, precision=EXACT, **call)
+    moved = emulate_chunk(*inputs, precision=dataclasses.replace(EXACT, **change), **call)
+    assert relative(moved.output, exact.output) < 1e-14
+    assert relative(moved.final_state, exact.final_state) < 1e-14
+
+
+def test_rows_of_a_substitution_are_rounded_only_once_all_are_there():
+    inputs, state, cu = make([100, 30], dk=16, dv=8)
+    call = {"initial_state": state, "cu_seqlens": cu, "stages": True}
+    whole = dataclasses.replace(EXACT, solve="substitution", casts={"solve": "bf16"})
+    rows = dataclasses.replace(whole, casts={"solve": "bf16", "solve_step": "bf16"})
+    exact, once, each = (
+        emulate_chunk(*inputs, precision=p, **call).stages["solve"] for p in (EXACT, whole, rows)
+    )
+    assert relative(each, exact) > relative(once, exact)
+    # The first two rows know no rounded row above them.
+    assert torch.equal(each[:2], once[:2])
+    assert not torch.equal(each[60:64], once[60:64])
 
 
 @pytest.mark.parametrize("way", ["substitution", "blocked", "merged", "doubling"])
