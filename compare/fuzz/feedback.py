@@ -30,10 +30,10 @@ LEAST = 2.0**-40
 STEPS_PER_OCTAVE = 2
 
 
-def measured_feedback(trial: Trial, whole: Joined) -> list[dict[str, float]]:
-    """The features of every joined case."""
+def measured_feedback(trial: Trial, whole: Joined, *, with_ratio: bool = True) -> list[dict[str, float]]:
+    """The features of every joined case. with_ratio: off for exact cases, where nothing is rounded."""
     features = {
-        "ratio": _ratio(trial, whole),
+        "ratio": _ratio(trial, whole) if with_ratio else _zeros(trial, whole),
         "bound": _error_over_bound(trial, whole),
         "inverse": _inverse(trial, whole),
         "state": _state_over_bound(trial, whole),
@@ -41,6 +41,10 @@ def measured_feedback(trial: Trial, whole: Joined) -> list[dict[str, float]]:
     }
     table = torch.stack([features[name] for name in FEATURES]).T.tolist()
     return [dict(zip(FEATURES, row, strict=True)) for row in table]
+
+
+def _zeros(trial: Trial, whole: Joined) -> Tensor:
+    return torch.zeros(whole.n_cases, dtype=torch.float64, device=trial.witness.device)
 
 
 def _by_case(values: Tensor, case_of_row: Tensor, whole: Joined) -> Tensor:
@@ -53,8 +57,8 @@ def _by_case(values: Tensor, case_of_row: Tensor, whole: Joined) -> Tensor:
 
 def _ratio(trial: Trial, whole: Joined) -> Tensor:
     """Largest ratio of a (sequence, head)'s RMS error to the plain emulation's."""
-    found = torch.zeros(whole.n_cases, dtype=torch.float64, device=trial.witness.device)
-    if trial.witness.inputs.g.ndim != 2 or trial.witness.is_exact:
+    found = _zeros(trial, whole)
+    if trial.witness.inputs.g.ndim != 2:
         return found
     trial.yardstick  # noqa: B018  (made here, and the plain emulation kept on the way)
     plain = trial.witness.kept.get(PLAIN)
@@ -73,7 +77,7 @@ def _ratio(trial: Trial, whole: Joined) -> Tensor:
 
 def _error_over_bound(trial: Trial, whole: Joined) -> Tensor:
     limits = {"output": trial.error_bounds.output, "state": trial.error_bounds.final}
-    found = torch.zeros(whole.n_cases, dtype=torch.float64, device=trial.witness.device)
+    found = _zeros(trial, whole)
     for name in TENSORS:
         measured, limit = trial.measured[name], limits[name]
         size = measured.rows.truth_square.sqrt()

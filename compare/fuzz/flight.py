@@ -1,8 +1,9 @@
-"""A flight: some cases of one kernel, run side by side in its worker, a batch of calls at a time.
+"""A flight: some cases of one kernel, run in its worker, as many calls to a message as can be.
 
-The idea: a prefill that is cut needs its first call's state before its second, but the first calls of thirty
-cases need nothing of one another. So each case is a conversation, and every round sends one call of each. A
-call that loses the worker costs its own case; the others go on in the next one (`kernels.pool`).
+The idea: a case of one call needs nothing of another, so those go in one batch. A case of several calls (a
+prefill that is cut, a history) has them one after another with nobody's in between, as it would when it is run
+alone: what a kernel remembers from call to call must not depend on what a case flies beside. A call that loses
+the worker costs its own case; the others go on in the next one (`kernels.pool`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from ...kernels.interface import KernelCall, KernelInfo, RunResult
 from ..axes.axis import Ran, Setup
-from ..sweep.engine import Conversation, conversation
+from ..sweep.engine import Conversation, conversation, run_setup
 from .recipe import Recipe
 
 
@@ -53,9 +54,9 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def fly(runner: Runner, jobs: Sequence[Job], info: KernelInfo, time_limit: float) -> Landed:
     """Run the jobs. Raises nothing for what a kernel does."""
     started = time.perf_counter()
-    first = _side_by_side(runner, [job.setup for job in jobs], info, time_limit)
+    first = _answers(runner, [job.setup for job in jobs], info, time_limit)
     again = [i for i, job in enumerate(jobs) if job.repeat and first[i].status == "ok"]
-    second = _side_by_side(runner, [jobs[i].setup for i in again], info, time_limit) if again else []
+    second = _answers(runner, [jobs[i].setup for i in again], info, time_limit) if again else []
     return Landed(
         jobs=jobs,
         first=first,
@@ -65,33 +66,35 @@ def fly(runner: Runner, jobs: Sequence[Job], info: KernelInfo, time_limit: float
     )
 
 
-def _side_by_side(runner: Runner, setups: Sequence[Setup], info: KernelInfo, time_limit: float) -> list[Ran]:
-    """Every setup's answer, in order."""
-    answers: dict[int, Ran] = {}
-    talking: dict[int, tuple[Conversation, KernelCall]] = {}
+def _answers(runner: Runner, setups: Sequence[Setup], info: KernelInfo, time_limit: float) -> list[Ran]:
+    """Every setup's answer, in order; those of one call first."""
+    limited = _Limited(runner, time_limit)
+    single = [i for i, setup in enumerate(setups) if not (setup.through_pool or setup.life != "prefill")]
+    talks = [conversation(setups[i], info) for i in single]
+    calls = [next(talk) for talk in talks]
+    results = limited.run(calls) if calls else []
+    answers = {i: _end(talk, result) for i, talk, result in zip(single, talks, results, strict=True)}
     for i, setup in enumerate(setups):
-        talk = conversation(setup, info)
-        _say(talk, None, i, talking, answers)
-    while talking:
-        numbers = list(talking)
-        results = runner.run([talking[i][1] for i in numbers], time_limit=time_limit)
-        for i, result in zip(numbers, results, strict=True):
-            talk, _ = talking.pop(i)
-            _say(talk, result, i, talking, answers)
+        if i not in answers:
+            answers[i] = run_setup(limited, setup, info)
     return [answers[i] for i in range(len(setups))]
 
 
-def _say(
-    talk: Conversation,
-    result: RunResult | None,
-    number: int,
-    talking: dict[int, tuple[Conversation, KernelCall]],
-    answers: dict[int, Ran],
-) -> None:
-    """Hand a result to a conversation, and note the call that it asks for next, or its answer."""
+class _Limited:
+    """A kernel whose calls have a time limit."""
+
+    def __init__(self, runner: Runner, time_limit: float) -> None:
+        self.runner, self.time_limit = runner, time_limit
+
+    def run(self, calls: list[KernelCall]) -> list[RunResult]:
+        return self.runner.run(calls, time_limit=self.time_limit)
+
+
+def _end(talk: Conversation, result: RunResult) -> Ran:
+    """What a conversation of one call comes to."""
     try:
-        call = next(talk) if result is None else talk.send(result)
+        talk.send(result)
     except StopIteration as end:
-        answers[number] = end.value
-    else:
-        talking[number] = (talk, call)
+        ran: Ran = end.value
+        return ran
+    raise AssertionError("a setup of one call made another")

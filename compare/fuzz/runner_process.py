@@ -32,16 +32,27 @@ def _tell(event: str, data: dict[str, Any]) -> None:
 
 def _end_with_parent() -> None:
     """Interrupt this process when its standard input ends; end it where that does not help."""
-    while sys.stdin.buffer.read(1):
+    # Not through sys.stdin: a thread that holds its lock would spoil the interpreter's end.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(10.0)
     os._exit(1)
 
 
+def _first_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(sys.stdin.fileno(), 1 << 16)
+        if not data:
+            break
+        line += data
+    return line
+
+
 def main() -> int:
     """Run as ordered. Exit status 0, 1 after an error that was told, 130 interrupted."""
-    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    orders = msgspec.json.decode(_first_line(), type=Orders)
     sys.path += [entry for entry in orders.search_path if entry not in sys.path]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     deadline = float("inf") if orders.seconds is None else time.monotonic() + orders.seconds

@@ -134,11 +134,12 @@ def _screen_group(
     if not soundness_of(whole.witness).sound:
         return {a.number: Screened(plain=False) for a in group}
     trial = _trial(whole, group, info)
-    if group[0].exact and (trial.clauses or not whole.witness.is_exact):
-        return {a.number: Screened(plain=False) for a in group}
+    exact = group[0].exact
+    feedback = measured_feedback(trial, whole, with_ratio=not exact)
+    if exact and (trial.clauses or not whole.witness.is_exact):
+        return {a.number: Screened(plain=False, feedback=feedback[i]) for i, a in enumerate(group)}
     aside = {i for i, a in enumerate(group) if _fires_alone(a)}
-    feedback = measured_feedback(trial, whole)
-    if group[0].exact and _is_equal(trial):
+    if exact and _is_equal(trial):
         return {a.number: Screened(plain=i not in aside, feedback=feedback[i]) for i, a in enumerate(group)}
     aside |= _tables_show(trial, whole)
     aside |= _until_silent(trial, whole, aside)

@@ -61,6 +61,12 @@ class Handle:
         pass
 
 
+@pytest.fixture
+def handle_of():
+    """handle_of(kernel): an open kernel without a process."""
+    return Handle
+
+
 def _loaded(name):
     module, _, function = name.partition(":")
     spec = importlib.util.spec_from_file_location(module, FOLDER / f"{module}.py")
