@@ -1,12 +1,14 @@
 """Sound bookkeepers over many thousand steps, and planted ones until they are found.
 
-usage: python bench/life_sound.py [--steps 20000] [--seed 1] [--processes 2] [--name life-sound]
+usage: python bench/life_sound.py [--steps 20000] [--seed 1] [--processes 2] [--seconds 600] [--log FILE]
+                                  [--name life-sound]
 
 The one idea: histories are a function of (seed, number), so the same ones go through the two sound
 bookkeepers, which must stay silent over every step, and through each planted fault, which must be found
 within one history of 200 steps and shrunk to six steps or fewer. Every step is judged by the ledger and
 against each sequence's own truth. What is written: how many steps were silent, the largest error in units of
 the honest one, and for each fault the steps until it was found and the length of its shortest history.
+With --log a run that was ended goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -32,13 +34,21 @@ from record import machine, save, versions
 
 STEPS = 200
 SOUND = ("sound", "sound-clears")
-PLANTED_HISTORIES = 10
+PLANTED_HISTORIES = 3
 
 
-def sound(job: tuple[str, int, int]) -> dict[str, Any]:
-    """One history through a sound bookkeeper."""
+def one(job: tuple[str, str, int, int], until: float) -> dict[str, Any] | None:
+    """One line of the log; None where the time is up."""
+    if time.time() > until:
+        return None
     torch.set_num_threads(1)
-    name, seed, number = job
+    kind, name, seed, number = job
+    found = sound(name, seed, number) if kind == "sound" else planted(name, seed, number)
+    return {"job": job, **found}
+
+
+def sound(name: str, seed: int, number: int) -> dict[str, Any]:
+    """One history through a sound bookkeeper."""
     started = time.time()
     told = run_history(
         draw_history(seed, number, STEPS), Reference(Sizes()), make_bookkeeper(name), most_runs=REFERENCE_RUNS
@@ -50,10 +60,8 @@ def sound(job: tuple[str, int, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def planted(job: tuple[str, int, int]) -> dict[str, Any]:
+def planted(name: str, seed: int, number: int) -> dict[str, Any]:
     """One history through a planted bookkeeper, shrunk."""
-    torch.set_num_threads(1)
-    name, seed, number = job
     bookkeeper, reference = make_bookkeeper(f"planted:{name}"), Reference(Sizes())
     drawn = draw_history(seed, number, STEPS)
     told = run_history(drawn, reference, bookkeeper, most_runs=REFERENCE_RUNS)
@@ -72,17 +80,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000, help="steps of each sound bookkeeper")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after so long")
+    parser.add_argument("--log", type=Path, default=Path("life_sound.jsonl"), help="what is done already")
     parser.add_argument("--name", help="also write bench/results/NAME.json")
     chosen = parser.parse_args()
     count = -(-chosen.steps // STEPS)
-    jobs = [(name, chosen.seed, n) for name in SOUND for n in range(count)]
-    faults = [(name, chosen.seed, n) for name in PLANTED for n in range(PLANTED_HISTORIES)]
-    with ProcessPoolExecutor(chosen.processes) as workers:
-        found = list(workers.map(planted, faults))
-        print(json.dumps(found[:3]), flush=True)
-        runs = list(workers.map(sound, jobs))
+    faults = [["planted", name, chosen.seed, n] for name in PLANTED for n in range(PLANTED_HISTORIES)]
+    jobs = faults + [["sound", name, chosen.seed, n] for n in range(count) for name in SOUND]
+    done = [json.loads(line) for line in chosen.log.read_text().splitlines()] if chosen.log.exists() else []
+    known = [line["job"] for line in done]
+    left = [job for job in jobs if job not in known]
+    until = time.time() + chosen.seconds
+    with ProcessPoolExecutor(chosen.processes) as workers, chosen.log.open("a") as log:
+        for line in workers.map(one, left, [until] * len(left)):
+            if line is not None:
+                done.append(line)
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+    found = [line for line in done if line["job"][0] == "planted"]
+    runs = [line for line in done if line["job"][0] == "sound"]
     result = {
         "versions": versions(), "machine": machine(), "seed": chosen.seed, "steps_per_history": STEPS,
+        "complete": len(done) == len(jobs),
         "sound": {name: summary([r for r in runs if r["bookkeeper"] == name]) for name in SOUND},
         "planted": {name: fault_summary([f for f in found if f["fault"] == name]) for name in PLANTED},
     }  # fmt: skip
@@ -97,7 +116,8 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "calls": sum(r["calls"] for r in runs),
         "tokens": sum(r["tokens"] for r in runs), "padded_rows": sum(r["padded"] for r in runs),
         "alarms": [r["failure"] for r in runs if r["failure"] is not None],
-        "largest_ratio": max(r["ratio"] for r in runs), "seconds": sum(r["seconds"] for r in runs),
+        "largest_ratio": max((r["ratio"] for r in runs), default=None),
+        "seconds": sum(r["seconds"] for r in runs),
     }  # fmt: skip
 
 

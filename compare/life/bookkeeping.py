@@ -11,6 +11,8 @@ give out. Slot 0 belongs to nobody: padded rows may point at it and scribble the
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol
@@ -223,7 +225,7 @@ class Bookkeeper:
 
 
 def load_bookkeeper(name: str) -> Any:
-    """A class by import path `package.module:Class`; `sound` and `sound-clears` are the two here.
+    """A class by import path `package.module:Class`, found as kernels are, or here; `sound`, `sound-clears`.
 
     Raises BadInput where it cannot be loaded or lacks a method.
     """
@@ -232,6 +234,9 @@ def load_bookkeeper(name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise BadInput(f"bookkeeper {name}: give sound, sound-clears or package.module:Class")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:

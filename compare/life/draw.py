@@ -24,14 +24,24 @@ ARRIVAL, END, STOP, RETURN = 0.22, 0.07, 0.14, 0.6
 
 
 def draw_history(
-    seed: int, number: int, n_steps: int = 200, *, slots: int = SLOTS, draft: int = DRAFT, longest: int = 13
+    seed: int,
+    number: int,
+    n_steps: int = 200,
+    *,
+    slots: int = SLOTS,
+    draft: int = DRAFT,
+    longest: int = 13,
+    checkpoints: bool = True,
 ) -> History:
-    """History `number` of a seed, with exactly n_steps steps. longest: tokens of a prefill chunk at most."""
+    """History `number` of a seed, with exactly n_steps steps.
+
+    longest: tokens of a prefill chunk at most. checkpoints: whether a call may leave one behind.
+    """
     dice = Random(f"life {seed} {number}")
     scene = Scene(slots, draft)
     steps: list[Step] = []
     while len(steps) < n_steps:
-        step = scene.admit(_wish(dice, scene, longest))
+        step = scene.admit(_wish(dice, scene, longest, checkpoints=checkpoints))
         if step is not None:
             steps.append(step)
     return History(
@@ -39,7 +49,7 @@ def draw_history(
     )
 
 
-def _wish(dice: Random, scene: Scene, longest: int) -> Step:
+def _wish(dice: Random, scene: Scene, longest: int, *, checkpoints: bool) -> Step:
     """A step that an engine might take next; the scene may still refuse it."""
     running = scene.running
     stopped = [s for s in scene.live if s not in running]
@@ -54,20 +64,20 @@ def _wish(dice: Random, scene: Scene, longest: int) -> Step:
     if dice.random() < STOP:
         return Preempt(sequence=dice.choice(running), state="kept" if dice.random() < 0.35 else "dropped")
     chosen = dice.sample(running, k=min(len(running), dice.randint(1, MOST_ROWS)))
-    rows = tuple(_row(dice, scene, sequence, longest) for sequence in chosen)
+    rows = tuple(_row(dice, scene, sequence, longest, checkpoints=checkpoints) for sequence in chosen)
     padded = dice.randint(1, MOST_PADDED) if dice.random() < 0.5 else 0
     return Call(rows=rows, padded=padded, padding=dice.choice(PADDINGS))
 
 
-def _row(dice: Random, scene: Scene, sequence: int, longest: int) -> Row:
+def _row(dice: Random, scene: Scene, sequence: int, longest: int, *, checkpoints: bool) -> Row:
     position = scene.live[sequence].position
     if position == 0:
         return Prefill(sequence=sequence, tokens=min(dice.choice(FIRST_CHUNKS), longest))
     kind = dice.random()
     if kind < 0.25:
         tokens = min(dice.choice(CHUNKS), longest)
-        return Prefill(sequence=sequence, tokens=tokens, keep=dice.random() < 0.4)
+        return Prefill(sequence=sequence, tokens=tokens, keep=dice.random() < 0.4 and checkpoints)
     if kind < 0.65 or scene.draft == 0:
-        return Decode(sequence=sequence, keep=dice.random() < 0.4)
+        return Decode(sequence=sequence, keep=dice.random() < 0.4 and checkpoints)
     draft = dice.randint(1, scene.draft)
     return Verify(sequence=sequence, draft=draft, accepted=dice.randint(0, draft))

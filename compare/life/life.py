@@ -99,6 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     draft: int
     longest: int
+    checkpoints: bool
     sizes: Sizes | None
     state_dtype: str
 
@@ -117,6 +118,7 @@ def life(
     slots: int = SLOTS,
     draft: int = DRAFT,
     longest: int = 13,
+    checkpoints: bool = True,
     k_heads: int | None = None,
     v_heads: int | None = None,
     dims: tuple[int, int] | None = None,
@@ -133,6 +135,7 @@ def life(
     conv_update names a kernel for; `reference` (the default) is the rule in float64 in this process.
     bookkeeper: sound, sound-clears, planted:NAME, or package.module:Class. history: a file, or a name of
     NAMED; None: drawn from the seed. longest: tokens of the longest prefill chunk that is drawn.
+    checkpoints: whether calls leave checkpoints behind (the state then moves to another slot).
     Raises BadInput for an argument that makes no sense, CannotRun where a kernel cannot be loaded.
     """
     started = time.time()
@@ -146,7 +149,7 @@ def life(
         )
     settings = Settings(
         bookkeeper=bookkeeper, steps=steps, seed=seed, history=None if history is None else str(history),
-        slots=slots, draft=draft, longest=longest,
+        slots=slots, draft=draft, longest=longest, checkpoints=checkpoints,
         sizes=_sizes(k_heads, v_heads, dims, dtype), state_dtype=state_dtype,
     )  # fmt: skip
     make_bookkeeper(bookkeeper)
@@ -258,13 +261,9 @@ def one_kernel(
     while done < settings.steps and (given is None or number == 0):
         n_steps = min(STEPS_PER_HISTORY, settings.steps - done)
         drawn = given or draw_history(
-            settings.seed,
-            number,
-            n_steps,
-            slots=settings.slots,
-            draft=settings.draft,
-            longest=settings.longest,
-        )
+            settings.seed, number, n_steps, slots=settings.slots, draft=settings.draft,
+            longest=settings.longest, checkpoints=settings.checkpoints,
+        )  # fmt: skip
         if progress is not None:
             progress(f"{name}: {drawn.name}", done, settings.steps)
         told = run_history(drawn, machine, bookkeeper, **options)

@@ -20,12 +20,13 @@ from gdncheck.cli.repeat import command_line
 from gdncheck.cli.terminal import report_console
 
 
-def _dims(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+def _dims(text: str | None) -> tuple[int, int] | None:
+    """`64,64`, which stays a text until here so that the last line can print it."""
     if text is None:
         return None
     parts = text.split(",")
     if len(parts) != 2 or not all(p.isdecimal() and int(p) for p in parts):
-        raise click.BadParameter(f"{text!r} is not KEY,VALUE such as 64,64")
+        raise click.BadParameter(f"--dims {text!r} is not K,V such as 64,64")
     return int(parts[0]), int(parts[1])
 
 
@@ -62,11 +63,13 @@ def _dims(context: click.Context, parameter: click.Parameter, text: str | None) 
     "--longest", type=click.IntRange(min=1), default=13, show_default=True,
     help="Tokens of the longest prefill chunk.",
 )  # fmt: skip
+@click.option(
+    "--checkpoints/--no-checkpoints", default=True, show_default=True,
+    help="Whether calls leave checkpoints behind, so that a state moves to another slot.",
+)  # fmt: skip
 @click.option("--k-heads", type=click.IntRange(min=1), help="Key heads. Default: 1.")
 @click.option("--v-heads", type=click.IntRange(min=1), help="Value heads. Default: 2.")
-@click.option(
-    "--dims", callback=_dims, metavar="K,V", help="Head dimensions. Default: 64,64 (reference: 8,8)."
-)
+@click.option("--dims", metavar="K,V", help="Head dimensions. Default: 64,64 (reference: 8,8).")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of q, k, v and beta.")
 @click.option(
     "--state-dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32",
@@ -92,9 +95,10 @@ def life(
     slots: int,
     draft: int,
     longest: int,
+    checkpoints: bool,
     k_heads: int | None,
     v_heads: int | None,
-    dims: tuple[int, int] | None,
+    dims: str | None,
     dtype: str | None,
     state_dtype: str,
     out: str | None,
@@ -121,8 +125,8 @@ def life(
         report = run_life(
             kernels or None, decode=decode, verify=verify, conv=conv, conv_update=conv_update,
             bookkeeper=bookkeeper, steps=steps, history=history, slots=slots, draft=draft, longest=longest,
-            k_heads=k_heads, v_heads=v_heads, dims=dims, dtype=dtype, state_dtype=state_dtype,
-            device=device, time_limit=time_limit, seed=seed, progress=say,
+            checkpoints=checkpoints, k_heads=k_heads, v_heads=v_heads, dims=_dims(dims), dtype=dtype,
+            state_dtype=state_dtype, device=device, time_limit=time_limit, seed=seed, progress=say,
             command=command_line(click.get_current_context()),
         )  # fmt: skip
     if out is not None:

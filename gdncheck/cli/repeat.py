@@ -18,7 +18,8 @@ def command_line(context: click.Context) -> str:
         if isinstance(parameter, click.Argument):
             words += [str(one) for one in values]
         elif values and value != parameter.get_default(context):
-            flag = max(parameter.opts, key=len)
+            off = parameter.secondary_opts if value is False else []  # --busy/--no-busy
+            flag = max(off or parameter.opts, key=len)
             for one in values:
                 words += [flag] if parameter.is_flag else [flag, str(one)]  # type: ignore[attr-defined]
     return shlex.join(words)
