@@ -94,7 +94,7 @@ def drawn(case_of, seed, **more):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 6))])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_states_of_the_prefixes_are_accepted_at_every_page_size(in_process, case_of, seed, stored):
     case = drawn(case_of, seed)
@@ -106,7 +106,7 @@ def test_states_of_the_prefixes_are_accepted_at_every_page_size(in_process, case
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_wrong_stored_state_fires_and_says_whose_it_is(in_process, case_of, fault, seed):
     kernel = in_process(exporting(fault), exporting().gdncheck_capabilities)
     found = outcomes(kernel, drawn(case_of, seed))
@@ -115,6 +115,7 @@ def test_wrong_stored_state_fires_and_says_whose_it_is(in_process, case_of, faul
     assert any(FAULTS[fault] in o.reason for o in fired), [o.reason for o in fired]
 
 
+@pytest.mark.slow
 def test_public_row_27_packed_500_700_900(in_process, case_of):
     case = case_of("qwen", lengths=[500, 700, 900], dims=(8, 8), v_heads=1, seed=27)
     sound, wrong = (

@@ -58,7 +58,9 @@ def outcomes(runner, case):
     return run_relation(runner, trial, rank_slice.NAME, seed=0, steady=True)
 
 
-@pytest.mark.parametrize("heads", [(4, 8), (8, 8), (2, 4), (4, 4)])
+@pytest.mark.parametrize(
+    "heads", [(4, 8), *(pytest.param(h, marks=pytest.mark.slow) for h in [(8, 8), (2, 4), (4, 4)])]
+)
 @pytest.mark.parametrize("family", ["qwen", "exact"])
 def test_sound_kernel_gives_every_rank_its_slice(in_process, case_of, honest, heads, family):
     case = case_of(family, k_heads=heads[0], v_heads=heads[1], dims=(16, 16), lengths=[40, 3, 70])
@@ -68,7 +70,7 @@ def test_sound_kernel_gives_every_rank_its_slice(in_process, case_of, honest, he
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_head_that_depends_on_how_many_there_are_fires(in_process, case_of, honest, fault, seed):
     case = case_of(k_heads=4, v_heads=8, dims=(16, 16), lengths=[40, 3, 70], seed=seed)
     found = outcomes(in_process(faulty(honest, fault), {"profile": "fla-0.4"}), case)

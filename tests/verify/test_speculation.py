@@ -33,9 +33,8 @@ def chain(in_process, function, seed, *, draft=3, steps=4, **more):
 @pytest.mark.parametrize(
     ("seed", "state_dtype"),
     [
-        (0, "float32"),
         (1, "bfloat16"),
-        *(pytest.param(s, d, marks=slow) for s in range(2, 8) for d in ("float32", "bfloat16")),
+        *(pytest.param(s, d, marks=slow) for s in (0, *range(2, 8)) for d in ("float32", "bfloat16")),
     ],
 )
 def test_sound_chain_passes_at_every_step_and_as_a_whole(in_process, seed, state_dtype):
@@ -51,7 +50,7 @@ def test_sound_chain_passes_at_every_step_and_as_a_whole(in_process, seed, state
 FAULTS = sorted(set(planted_verify.FAULTS) - {"StaleFreshSequence", "DraftRowsSwapped"})
 
 
-QUICK = ("AcceptedOffByOne", "EveryColumnTheLast", "NeighboursColumn", "OverTheBaseColumn")
+QUICK = ("AcceptedOffByOne", "EveryColumnTheLast")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=slow) for n in FAULTS])

@@ -38,7 +38,7 @@ def differs(case, function, in_process):
     return any(not torch.equal(ours[name], sound[name]) for name in ("output", "pool"))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_sound_step_passes(verdict_on, seed):
     result = verdict_on(planted_verify.sound, step_case(seed))
     assert result.verdict == "pass", result.ruling.reason
@@ -65,7 +65,7 @@ def test_planted_fault_fails_wherever_it_shows(verdict_on, in_process, name):
         place = result.ruling.first_nonfinite or result.ruling.worst_tile
         assert place is not None, f"seed {seed}"
         shown += 1
-        if shown == 3:
+        if shown == 2:
             break
     assert shown >= 2, "the fault was hardly exercised"
 
