@@ -62,8 +62,8 @@ def chosen(places: Sequence[Stored], most: int = MOST) -> list[Stored]:
     for sequence in sorted({p.sequence for p in places}):
         own = [p for p in places if p.sequence == sequence]
         if len(own) > most:
-            picks = torch.linspace(0, len(own) - 1, most).round().long().unique().tolist()
-            own = [own[i] for i in picks]
+            picks = {round(i * (len(own) - 1) / (most - 1)) for i in range(most)}
+            own = [own[i] for i in sorted(picks)]
         kept += own
     return kept
 

@@ -77,7 +77,7 @@ def launched(
 
 def _captured(launch: Callable[[], Tensor]) -> tuple[Any, Tensor]:
     """The launch as a CUDA graph, and the tensor that a replay writes its output to."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):  # compiles and tunes, which a capture must not do

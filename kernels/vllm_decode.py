@@ -214,7 +214,7 @@ def packed_steps(
     for step in range(steps):
         running = (lengths > step).nonzero().flatten()
         rows = starts[running] + step
-        arguments = {
+        arguments: dict[str, Any] = {
             "mixed_qkv": mixed[rows],
             "a": gates.a[rows],
             "b": gates.b[rows],

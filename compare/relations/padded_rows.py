@@ -82,7 +82,7 @@ def _expectation(
         relation=NAME, inputs=batch, what="a batch of four one-token rows", verb="replayed with padded rows",
         output_rows=no_rows(batch.device), state_rows=no_rows(batch.device), tensors=tensors,
         options={"extra": extra} if extra else {}, judge=judge, then=then, same_shape=False,
-        proof="padded_rows" if extra else None,
+        proof="padded_rows" if extra else "",
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from ...kernels.interface import KernelCall, KernelInfo
+from ..checkpoints import NAME as STORED
 from ..inputs import Inputs
 from ..trial import Trial
 from . import (
@@ -64,7 +65,7 @@ RELATIONS: dict[str, Planner] = {
     ),
     beta_zero.NAME: _plain(beta_zero.plan),
     prefix_state.NAME: _plain(prefix_state.plan),
-    checkpoints.NAME: lambda x, seed, info, call: checkpoints.plan(x, info=info),
+    STORED: lambda x, seed, info, call: checkpoints.plan(x, info=info),
     split_concat.NAME: lambda x, seed, info, call: split_concat.plan(x, seed=seed, info=info),
     head_permutation.NAME: _plain(head_permutation.plan),
     rank_slice.NAME: _plain(rank_slice.plan),

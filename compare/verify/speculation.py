@@ -109,7 +109,9 @@ def speculate(
         raise BadInput(f"draft is {draft}; give 1 or more drafted tokens")
     turns = turns_of(len(case.lengths), draft, steps, prompt=prompt, seed=seed)
     engine = _Engine(case, turns, draft, state_dtype, seed, device)
-    names = {"kernel": verify.info.name, "prefill": prefill.info.name, "turns": len(turns)}
+    names: dict[str, Any] = {
+        "kernel": verify.info.name, "prefill": prefill.info.name, "turns": len(turns),
+    }  # fmt: skip
     for number, turn in enumerate(turns):
         runner = prefill if turn.kind == "prefill" else verify
         ruling = engine.run(runner, turn)
@@ -120,7 +122,7 @@ def speculate(
     return Speculation(**names, **_counts(turns), ruling=engine.whole(prefill.info, turns))
 
 
-def _counts(turns: Sequence[Turn]) -> dict[str, int]:
+def _counts(turns: Sequence[Turn]) -> dict[str, Any]:
     steps = [t for t in turns if t.kind == "verify"]
     return {
         "drafted": sum(n - 1 for t in steps for n in t.tokens),
@@ -193,14 +195,14 @@ class _Engine:
         offsets = torch.tensor([0, *turn.tokens]).cumsum(0)
         tensors |= {"cu_seqlens": offsets, "pool": self.pool.clone()}
         columns = torch.stack([s.columns for s in self.sequences])
-        at = torch.tensor([s.column for s in self.sequences])
+        now = torch.tensor([s.column for s in self.sequences])
         if turn.kind == "verify":
-            tensors |= {"slot_indices": columns, "num_accepted": at + 1}
+            tensors |= {"slot_indices": columns, "num_accepted": now + 1}
             tensors["draft"] = torch.tensor(turn.tokens) - 1
         else:
-            tensors["slot_indices"] = columns.gather(1, at[:, None])[:, 0]
+            tensors["slot_indices"] = columns.gather(1, now[:, None])[:, 0]
             fresh = all(s.position == 0 for s in self.sequences) and not self.started
-            tensors["has_initial_state"] = torch.full((len(at),), not fresh)
+            tensors["has_initial_state"] = torch.full((len(now),), not fresh)
         case = self.stream.with_tensors(
             **{name: None for name in self.stream.tensors if name not in tensors}, **tensors
         )
