@@ -63,9 +63,14 @@ def _outcome(op: Op, variant: Variant, info: KernelInfo, result: RunResult) -> O
     """One call's outcome: the first check that fires, or why there was no answer."""
     said = f"in a call of {variant.text}: "
     if result.status != "ok":
-        status = "not-applicable" if result.status == "refused" else "suspect"
         reason = said + (result.message or f"it ended with {result.status}")
-        return Outcome(check=variant.name, tier=TIER, status=status, reason=reason)
+        declined = result.status == "refused"
+        return Outcome(
+            check=variant.name,
+            tier=TIER,
+            status="not-applicable" if declined else "suspect",
+            reason=reason,
+        )
     fault = _first_fault(op, variant.inputs, info, result)
     if fault is None:
         return Outcome(check=variant.name, tier=TIER, status="ok", numbers={"exercised": 1})

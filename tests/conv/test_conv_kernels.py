@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from gdncheck.capture.errors import CannotRun
@@ -121,15 +122,27 @@ def test_a_mistake_in_a_conversion_passes(kernel, name):
     call = call_of_op(op.name, inputs)
     assert rule_on(op, inputs, handle.info, handle.run([call]), call).ruling.verdict == "pass"
     for mistake in MISTAKES:
-        wrong = KernelCall(tensors=call.tensors, options=_with(call.options, mistake))
+        wrong = KernelCall(tensors=call.tensors, options=_extra(call.options, wrong=mistake))
         ruling = rule_on(op, inputs, handle.info, handle.run([wrong]), call).ruling
         assert ruling.verdict == "fail", (mistake, ruling.reason)
 
 
-def _with(options, mistake):
-    import msgspec
+def _extra(options, **extra):
+    return msgspec.structs.replace(options, extra=extra)
 
-    return msgspec.structs.replace(options, extra={"wrong": mistake})
+
+@slow
+@pytest.mark.parametrize("count", [1, 8, 132])
+@pytest.mark.parametrize("seed", range(3))
+def test_fla_is_blamed_with_the_blocks_of_another_gpu(kernel, count, seed):
+    """0.4.0 cuts its blocks of tokens by the number of multiprocessors: one token a block on an H200."""
+    handle, op = kernel("fla.conv@0.4.0"), OPS["conv"]
+    inputs = conv_inputs(seed, lengths=[1, 2, 3, 9, 40], width=2 + seed, state=True)
+    call = call_of_op("conv", inputs)
+    asked = KernelCall(tensors=call.tensors, options=_extra(call.options, multiprocessors=count))
+    result = handle.run([asked])[0]
+    assert result.evidence["multiprocessors"] == count
+    assert rule_on(op, inputs, handle.info, [result], call).ruling.verdict == "pass"
 
 
 def test_separate_slots_of_a_short_prefill_pass_in_vllm_0_19(kernel):
