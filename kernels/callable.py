@@ -98,8 +98,11 @@ class CallableAdapter:
     def __init__(self, name: str, function: Callable[..., Any], capabilities: Capabilities) -> None:
         self.name = name
         self.function = function
-        self.capabilities = capabilities
         self.named, self.demanded = _named_keywords(name, function)
+        if capabilities.l2norm == "both" and "use_qk_l2norm_in_kernel" not in self.named:
+            # It cannot be told which of the two is wanted, so it always gets them normalised.
+            capabilities = msgspec.structs.replace(capabilities, l2norm="before")
+        self.capabilities = capabilities
         self.evidence: dict[str, Any] = {}
 
     def describe(self) -> KernelInfo:
@@ -187,7 +190,8 @@ class CallableAdapter:
         capability, options = self.capabilities.l2norm, call.options
         if options.qk == "normalised" or options.l2norm == "before":
             return False
-        return capability == "in_kernel" or (capability == "both" and options.l2norm == "in_kernel")
+        # Without a word it is where production has it, as with the adapters of packages.
+        return capability in ("in_kernel", "both")
 
     def _query_and_key(self, call: KernelCall) -> tuple[Tensor, Tensor]:
         """q, k [T, HK, K], normalised unless the function does it; [T, HV, K] if it wants equal heads."""

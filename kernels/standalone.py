@@ -82,7 +82,7 @@ def _by_import_path(
         linear=capabilities.gate_space == "linear", varlen=capabilities.varlen,
         transposed=capabilities.state_layout == "VK",
     )  # fmt: skip
-    by_default = "in_kernel" if capabilities.l2norm == "in_kernel" else "before"
+    by_default = "before" if capabilities.l2norm == "before" else "in_kernel"
     return Standalone(package=module, text=text, needs_gpu=False, by_default=by_default)
 
 
