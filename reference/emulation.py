@@ -99,6 +99,7 @@ def emulate_chunk(
     arithmetic = Arithmetic(
         precision, native=q.dtype, beta=beta.dtype, device=q.device, variant=variant, generator=generator
     )
+    arithmetic.replaced = bool(overrides)
     with torch.no_grad(), ieee_matmul():
         run = _Run(inputs, arithmetic, chunk_size, l2norm_eps if l2norm else None, stages, overrides or {})
         run.before_overrides = before_overrides
@@ -287,24 +288,26 @@ class _Run:
         a = self.a
         stored = torch.empty(*k.shape[:2], self.x.dk, self.x.dv, dtype=a.dtype, device=k.device)
         v_new = torch.empty(*k.shape[:3], self.x.dv, dtype=a.dtype, device=k.device)
-        kept = a.precision.update_from == "stored"
+        kept, one_cast = a.precision.update_from == "stored", a.same_cast("h", "h_dot")
+        lengths = [self.plan[piece.first + p].length for p in range(k.shape[1])]
+        lasts = total[:, range(k.shape[1]), [length - 1 for length in lengths]]
         # Places past the end have zero k, but the padded sum 0 would overflow exp(G_last - 0): mask.
+        lefts = torch.where(piece.valid, (lasts[..., None] - total).exp(), 0.0)[..., None]
+        shrinks = lasts.exp()[..., None, None]
         for p in range(k.shape[1]):
             chunk = self.plan[piece.first + p]
             if chunk.opens:
                 self.state = self._fresh(chunk.sequence)
-            last = total[:, p, chunk.length - 1]
             own = a.cast("h", self.state)
             h = self._override("h", own, piece.first + p)
             stored[:, p] = h
             if "h" in self.stages:
                 self.stages["h"][piece.first + p] = own if self.before_overrides else h
-            new = write(p, a.cast("h_dot", self.state))
+            new = write(p, own if one_cast else a.cast("h_dot", self.state))
             v_new[:, p] = a.cast("v_new", new)
             if kept:
                 new = v_new[:, p]
-            left = torch.where(piece.valid[p], (last[:, None] - total[:, p]).exp(), 0.0)[..., None]
-            decayed = self.state * last.exp()[:, None, None]
+            left, decayed = lefts[:, p], self.state * shrinks[:, p]
             if a.precision.update_decay == "k":
                 update = a.dot("state", a.cast("k_left", k[:, p] * left).mT, new)
             else:

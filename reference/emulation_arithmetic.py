@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .precision import Precision
-from .rounding import round_to
+from .rounding import format_of, round_to
 from .variants import PLAIN, Variant
 
 # One operand in so many moves by an ulp: about the noise of one more float32 rounding. Moving all of them
@@ -21,6 +21,16 @@ from .variants import PLAIN, Variant
 _ONE_IN = 16
 _POOL = 65_537  # prime, so that no tensor's rows repeat the pool in step
 _PARTIAL_SUM = 16  # products summed before a narrow accumulator rounds: the depth of one MMA step in bf16
+
+
+# Cast points that the operands of a dot have passed where the algorithm is FLA's, and the dots of q or k.
+OPERANDS = {
+    "kkt": ("l2norm", "k_beta"), "solve": ("kkt", "solve_step"), "u": ("solve", "v_beta"),
+    "w": ("solve", "k_beta_decay"), "h": ("w", "h_dot"), "state": ("l2norm", "v_decay"),
+    "qh": ("l2norm", "h"), "qk": ("l2norm",), "av": ("qk_decay", "v_new"),
+}  # fmt: skip
+OF_INPUTS = ("kkt", "state", "qh", "qk")
+NARROW = {"bf16", "fp16"}
 
 
 class Arithmetic:
@@ -51,6 +61,8 @@ class Arithmetic:
         self._dice = torch.Generator(device=device).manual_seed(self.variant.seed)
         self._starts = torch.Generator().manual_seed(self.variant.seed)
         self._pool: Tensor | None = None
+        self.replaced = False
+        """Whether stages are replaced by values from elsewhere, which are on no grid."""
 
     def zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self._device)
@@ -65,7 +77,7 @@ class Arithmetic:
 
     def dot(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """a @ b, [..., M, R] @ [..., R, N], with the operand format and summation order of this run."""
-        if self.precision.dot(name) == "tf32":
+        if self.precision.dot(name) == "tf32" and not self._on_grid(name):
             mode = self.precision.tf32_mode
             a, b = round_to(a, "tf32", mode), round_to(b, "tf32", mode)
         depth = a.shape[-1]
@@ -81,6 +93,28 @@ class Arithmetic:
             stop = start + block
             total = self._partial(total + a[..., start:stop] @ b[..., start:stop, :])
         return total
+
+    def same_cast(self, one: str, other: str) -> bool:
+        """Whether two cast points make the same of a value, so that one cast serves both."""
+        draws = bool(self.variant.perturb) or self.precision.mode == "stochastic"
+        at = self.precision.at
+        return not draws and at(one, self._native, self._beta) == at(other, self._native, self._beta)
+
+    def _on_grid(self, dot: str) -> bool:
+        """Whether both operands of a dot are known to have so few bits that tf32 takes none away."""
+        p = self.precision
+        own_way = (p.v_new_from, p.update_decay, p.read_decay, p.scaled) != (
+            "wu",
+            "v_new",
+            "product",
+            "output",
+        )
+        if self.variant.perturb or self.replaced or own_way or p.factored_exp:
+            return False
+        formats = {p.at(point, self._native, self._beta) for point in OPERANDS[dot]}
+        if dot in OF_INPUTS:
+            formats.add(format_of(self._native))
+        return formats <= NARROW
 
     def _partial(self, total: Tensor) -> Tensor:
         """A partial sum as the accumulator holds it."""

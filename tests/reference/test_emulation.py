@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from gdncheck.reference import emulation_arithmetic
 from gdncheck.reference.emulation import STAGE_TENSORS, emulate_chunk
 from gdncheck.reference.precision import CAST_POINTS, DOTS, PROFILES, Precision, precision_for
 from hypothesis import given, settings
@@ -435,3 +436,20 @@ def test_every_profile_says_where_it_was_read_and_survives_copying():
         assert table.name == name
         assert table.source
         assert copy.deepcopy(table) == table
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name not in ("exact", "fla-recurrent")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_operands_without_bits_to_lose_are_not_rounded_to_tf32_and_nothing_changes(
+    profile, dtype, monkeypatch
+):
+    """The short cut of `Arithmetic.dot` gives the bits of the long way."""
+    inputs, state, cu = make([70, 3], dk=16, dv=8, dtype=dtype)
+    precision = precision_for(profile, device="cuda")
+    call = {"precision": precision, "initial_state": state, "cu_seqlens": cu, "l2norm": True}
+    short = emulate_chunk(*inputs, **call)
+    monkeypatch.setattr(emulation_arithmetic.Arithmetic, "_on_grid", lambda self, dot: False)
+    monkeypatch.setattr(emulation_arithmetic.Arithmetic, "same_cast", lambda self, one, other: False)
+    long = emulate_chunk(*inputs, **call)
+    assert torch.equal(short.output, long.output)
+    assert torch.equal(short.final_state, long.final_state)
