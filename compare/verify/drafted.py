@@ -80,9 +80,7 @@ def decode_drafts(
     started = time.monotonic()
     given = case if isinstance(case, Case) else read_case(case)
     if not kernels:
-        raise BadInput(
-            "decoding drafts needs a kernel that verifies; name one, as --kernel vllm.verify@0.33.0"
-        )
+        raise BadInput("drafts need a kernel that verifies; name one, as --kernel vllm.verify@0.33.0")
     unknown = next((name for name in state_dtypes if name not in DTYPES), None)
     if unknown is not None:
         raise BadInput(f"dtype {unknown!r} is unknown; use fp32, bf16 or fp16")
