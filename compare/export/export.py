@@ -49,6 +49,7 @@ LOADING = 300.0  # seconds that a kernel may take to load
 SCRIPT_SECONDS = 600.0
 HANG_SECONDS = 60.0  # a script does not wait longer than this for a hang
 VALUES = ("exact", "seeded")
+MOST_EXPECTED = 1 << 14  # entries of expected and seen results that are stored
 # Runs the script in a process in which gdncheck cannot be imported.
 WITHOUT_GDNCHECK = (
     "import runpy, sys; sys.modules['gdncheck'] = None; sys.argv[0] = 'repro.py'; "
@@ -86,6 +87,8 @@ def export(
     deviations: Mapping[str, str] | None = None,
     baseline: str | None = None,
     values: str = "exact",
+    run: bool = True,
+    passing: Case | None = None,
     original: bool = False,
     device: str = "auto",
     time_limit: float | None = None,
@@ -96,7 +99,9 @@ def export(
     """Write a script, tensors and a report for a finding.
 
     case: a case, its file, or `RUN/SIGNATURE`. out: a directory that is new or empty. values: `seeded` puts
-    seeded tensors in place of the case's own, if the failure is the same on them. The rest as for replay.
+    seeded tensors in place of the case's own, if the failure is the same on them. run: False: write without
+    running the kernel here, by what the finding says. passing: a case that passes, in place of the one that
+    is kept with the finding. The rest as for replay.
     Raises BadInput where the kernel does not fail on it, or the failure cannot be said without gdncheck.
     """
     started = time.monotonic()
@@ -106,6 +111,8 @@ def export(
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise BadInput(f"{directory}: is not empty; choose another -o")
     finding = find(case, original=original)
+    if passing is not None:
+        finding = msgspec.structs.replace(finding, neighbour=passing)
     name = kernel or finding.facts.kernel
     if not name:
         raise BadInput(f"{finding.name}: says no kernel that fails on it; name one with --kernel")
@@ -117,7 +124,7 @@ def export(
             finding, name, chosen, baseline or facts.baseline, facts.seed if seed is None else seed,
             time_limit or facts.time_limit, verdict_device(device), say,
         )  # fmt: skip
-        job.look(workers)
+        job.look(workers if run else None)
         if values == "seeded":
             job.replace_values()
         files = job.write(directory)
@@ -154,9 +161,14 @@ class _Job:
 
     # --- the kernel
 
-    def look(self, workers: WorkerPool) -> None:
-        """Run the kernel until it fails as was kept; where it cannot run here, go by what was kept."""
+    def look(self, workers: WorkerPool | None) -> None:
+        """Run the kernel until it fails as was kept; where it cannot run here, go by what was kept.
+
+        workers: None: do not run it.
+        """
         try:
+            if workers is None:
+                raise CannotRun("as was asked for")
             handle = workers.open(self.kernel, environment=environment_for(self.finding.facts))
         except CannotRun as error:
             self.info = declared(self.kernel, error)
@@ -266,6 +278,12 @@ class _Job:
     def replace_values(self) -> None:
         """Seeded tensors, if the kernel fails on them in the same way."""
         if self.oracle is None:
+            known = self.case.origin
+            if known.note == seeded.NOTE and known.seed is not None:
+                self.seed_used, self.recipes = known.seed, seeded.recipes_of(self.case)
+                if seeded.is_of(self.case, self.recipes, known.seed):
+                    return
+                self.seed_used = None
             self.notes.append("values are exact: the kernel cannot be run here, so no seed could be tried")
             return
         oracle, wanted = self.oracle, fault_of(self.attempt, self.oracle.chunk_size)  # type: ignore[arg-type]
@@ -310,18 +328,20 @@ class _Job:
         if self.passing is not None:
             tensors |= self.passing.tensors("passing", keep_flags=keep)
         for prefix, pair in (("expected", self.seen.expected), ("seen", self.seen.got)):
-            if pair is not None:
+            # The script computes what is expected; a large copy of it helps nobody.
+            if pair is not None and pair[0].numel() + pair[1].numel() <= MOST_EXPECTED:
                 tensors |= {
                     f"{prefix}.{name}": x.cpu().contiguous().clone()
                     for name, x in zip(("output", "final_state"), pair, strict=True)
                 }
         directory.mkdir(parents=True, exist_ok=True)
-        with atomic_path(directory / "tensors.safetensors") as path:
-            save_file(tensors, path)
+        if tensors:
+            with atomic_path(directory / "tensors.safetensors") as path:
+                save_file(tensors, path)
         text = script_text(self)
         with atomic_path(directory / "repro.py") as path:
             path.write_text(text, encoding="utf-8")
-        return ["repro.py", "tensors.safetensors"]
+        return ["repro.py", *(["tensors.safetensors"] if tensors else [])]
 
     def _limit(self) -> float:
         if self.facts.kind != "wrong":

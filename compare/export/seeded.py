@@ -17,6 +17,7 @@ from ...capture.case import Case, Origin
 from ..axes.recase import rule_only
 
 SEEDS = 12
+NOTE = "seeded values"
 DRAWN = ("q", "k", "v", "g", "beta", "initial_state")
 
 
@@ -40,10 +41,15 @@ def recipe_of(name: str, x: Tensor, unit: bool) -> Recipe:
             if torch.equal(wide, unit_vectors(x.shape, kind).double()):
                 return Recipe(kind=kind, size=1.0)
     if name in ("g", "beta"):
-        return Recipe(kind="uniform", size=float(wide.abs().max()) * (-1.0 if name == "g" else 1.0))
+        return Recipe(kind="uniform", size=_plain(float(wide.abs().max())) * (-1.0 if name == "g" else 1.0))
     length = x.shape[-1] if name in ("q", "k") else 1
-    size = float((wide.square().mean() * length).sqrt())
+    size = _plain(float((wide.square().mean() * length).sqrt()))
     return Recipe(kind="unit" if unit and name in ("q", "k") else "normal", size=size)
+
+
+def _plain(size: float) -> float:
+    """Two digits: what is drawn by a recipe then has the same recipe, as a rule."""
+    return float(f"{size:.2g}")
 
 
 def unit_vectors(shape: torch.Size, kind: str) -> Tensor:
@@ -80,7 +86,13 @@ def seeded_case(case: Case, recipes: dict[str, Recipe], seed: int) -> Case:
     own = rule_only(case) if case.get("pool") is not None else case
     made = {n: draw(r, own[n].shape, own[n].dtype, dice) for n, r in recipes.items()}
     changed = own.with_tensors(**made)
-    return msgspec.structs.replace(changed, origin=Origin(kind="derived", seed=seed, note="seeded values"))
+    return msgspec.structs.replace(changed, origin=Origin(kind="derived", seed=seed, note=NOTE))
+
+
+def is_of(case: Case, recipes: dict[str, Recipe], seed: int) -> bool:
+    """Whether a case is what the recipes give for a seed, bit for bit."""
+    made = seeded_case(case, recipes, seed)
+    return all(torch.equal(made[name], case[name]) for name in recipes)
 
 
 def find_seed(case: Case, fails: Callable[[Case], bool]) -> Iterator[tuple[int, Case]]:

@@ -31,6 +31,7 @@ ENDED = {0: "the fault did not show", 1: "the fault shows"}
     "--values", type=click.Choice(["exact", "seeded"]), default="exact", show_default=True,
     help="seeded: numbers from a seed in place of the case's own, if the failure is the same on them.",
 )  # fmt: skip
+@click.option("--no-run", is_flag=True, help="Do not run the kernel here; go by what the finding says.")
 @click.option("--original", is_flag=True, help="The case as it was found, not the shrunk one.")
 @source_option
 @device_option
@@ -47,6 +48,7 @@ def export(
     axes: tuple[str, ...],
     baseline: str | None,
     values: str,
+    no_run: bool,
     original: bool,
     device: str,
     time_limit: float | None,
@@ -72,6 +74,7 @@ def export(
             deviations=deviations_of(axes),
             baseline=baseline,
             values=values,
+            run=not no_run,
             original=original,
             device=device,
             time_limit=time_limit,
