@@ -9,6 +9,7 @@ work. It knows no packed sequences and no slots: one call per sequence.
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 from typing import Any
 
@@ -86,6 +87,11 @@ class Prefill(TransformersConv):
             self.cache_class: Any = getattr(importlib.import_module(CACHE[0]), CACHE[1])
         except (ImportError, AttributeError) as error:
             raise CannotRun(f"transformers {self.version} has no {'.'.join(CACHE)} ({error})") from error
+        if "conv_kernel_size" not in inspect.signature(self.cache_class.update_conv_state).parameters:
+            raise CannotRun(
+                f"transformers {self.version}: its {CACHE[1]} keeps the convolution's state in a way that is not "
+                "known here; 5.17 and 5.24 were read"
+            )
 
     def one(
         self, x: Tensor, state: Tensor, fresh: bool, weight: Tensor, bias: Tensor | None

