@@ -16,6 +16,7 @@ from . import registry
 from .cache import version_key
 from .contract import Clause, Contract
 from .keep import KEEP, pins
+from .ops.signature import RULE_OPS
 
 HEADER = """# Kernels
 
@@ -109,7 +110,7 @@ def _kernel(kernel: str, adapter: Any) -> Iterator[str]:
     contracts = contracts_of(kernel)
     yield f"## {kernel}\n"
     yield f"{_about(adapter)}\n"
-    yield f"{_capabilities(adapter.capabilities)}\n"
+    yield f"{_capabilities(adapter.capabilities, kernel.partition('.')[2])}\n"
     versions = [version for version in contracts if version]
     yield f"Tested versions: {', '.join(versions)}." if versions else "Part of gdncheck."
     clauses = clauses_of(contracts)
@@ -125,7 +126,11 @@ def _about(adapter: Any) -> str:
     return " ".join((adapter.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
-def _capabilities(found: Any) -> str:
+def _capabilities(found: Any, op: str) -> str:
+    if op not in RULE_OPS:
+        own = [f"runs on {' and '.join(found.devices)}", f"inputs {', '.join(found.input_dtypes)}"]
+        own += ["slots of a pool in place"] if found.slots else []
+        return f"{'; '.join(own).capitalize()}."
     chunks = "no chunks"
     if found.default_chunk_size is not None:
         sizes = sorted({found.default_chunk_size, *found.chunk_sizes})

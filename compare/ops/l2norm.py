@@ -31,10 +31,9 @@ def _true(x: Tensor, function: L2Norm) -> Tensor:
         return x.double()
     if function.place == "inside":
         return true_l2norm(x, function.eps)
-    size = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
-    if function.place == "outside":
-        return x.double() / (size + function.eps)
-    return x.double() / size.clamp_min(function.eps)
+    size: Tensor = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
+    divisor = size + function.eps if function.place == "outside" else size.clamp_min(function.eps)
+    return x.double() / divisor
 
 
 def emulate(inputs: OpInputs, at: OpRounding) -> Tensors:

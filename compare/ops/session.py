@@ -89,7 +89,7 @@ def _undisturbed(evidence: Mapping[str, Any]) -> dict[str, Any]:
 
 def nobodys(beside: Sequence[Outcome]) -> Ruling:
     """The ruling on a call of padded rows alone: only what it wrote elsewhere can be wrong."""
-    error = {"output": None, "state": None}
+    error: dict[str, float | None] = {"output": None, "state": None}
     for outcome in beside:
         if outcome.status == "fires":
             return Ruling(

@@ -89,7 +89,7 @@ class OpTrial:
     def forms(self) -> tuple[Callable[[OpInputs], OpInputs], ...]:
         """The declared way to compute the function, or all that there are."""
         known = self.op.forms
-        declared = None if self.op.form is None else self.info.contract.value(self.op.form)
+        declared = str(self.info.contract.value(self.op.form)) if self.op.form is not None else ""
         return (known[declared],) if declared in known else tuple(known.values())
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...capture.errors import CannotRun, Refused
 from .. import autotune
-from ..contract import Capabilities, Contract
+from ..contract import Contract
 from ..interface import KernelCall
 from ..vllm_kernel import VllmKernel
 from .adapter import OpAdapter
@@ -47,9 +47,9 @@ def definitions(path: Path, names: Sequence[str], given: dict[str, Any]) -> dict
 
 
 class _VllmOp(VllmKernel, OpAdapter):
-    family: ClassVar[str] = "vllm"
-    package: ClassVar[str | None] = "vllm"
-    capabilities: ClassVar[Capabilities] = INTERPRETED
+    family = "vllm"
+    package = "vllm"  # type: ignore[misc]
+    capabilities = INTERPRETED  # type: ignore[misc]
     submodule = "l2norm"
 
     def run(self, call: KernelCall) -> dict[str, Tensor]:
@@ -69,7 +69,7 @@ class _VllmOp(VllmKernel, OpAdapter):
 class Gate(_VllmOp):
     """`fused_gdn_gating` of the layer's file (before 0.20.0): g in float32, beta in the dtype of b."""
 
-    op, read = "gate", "b"
+    op, read = "gate", "b"  # type: ignore[misc]
 
     def __init__(self, version: str | None = None) -> None:
         """Raises CannotRun where the layer's file is not here, or holds no gating."""
@@ -93,7 +93,7 @@ class Gate(_VllmOp):
 class L2Norm(_VllmOp):
     """`l2norm_fwd` on q and on k."""
 
-    op, read = "l2norm", "q"
+    op, read = "l2norm", "q"  # type: ignore[misc]
 
     def compute(self, call: KernelCall) -> dict[str, Tensor]:
         return {name: self.module.l2norm_fwd(call.tensors[name].contiguous()) for name in ("q", "k")}
@@ -102,7 +102,7 @@ class L2Norm(_VllmOp):
 class Norm(_VllmOp):
     """`rmsnorm_fn`, what RMSNormGated runs on a GPU: norm, weight, then SiLU of z."""
 
-    op, read, submodule = "norm", "core_output", "layernorm_guard"
+    op, read, submodule = "norm", "core_output", "layernorm_guard"  # type: ignore[misc]
 
     def compute(self, call: KernelCall) -> dict[str, Tensor]:
         t = call.tensors
@@ -122,7 +122,7 @@ class Norm(_VllmOp):
 class PostConv(_VllmOp):
     """`fused_post_conv_prep`: split, l2norm and gate in one kernel, as prefill runs it from 0.20.0 on."""
 
-    op, read, submodule = "post-conv", "conv_output", "fused_gdn_prefill_post_conv"
+    op, read, submodule = "post-conv", "conv_output", "fused_gdn_prefill_post_conv"  # type: ignore[misc]
 
     def compute(self, call: KernelCall) -> dict[str, Tensor]:
         t, heads = call.tensors, call.options.heads

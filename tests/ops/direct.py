@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import msgspec
 import torch
 from gdncheck.compare.ops.chain import ChainTrial, Link, chain_ruling, examine
 from gdncheck.kernels import planted_ops
@@ -32,10 +33,31 @@ class Direct:
         return found
 
 
+class DirectRule(Direct):
+    """The emulated rule in one declared precision: a third of the yardstick of an undeclared one."""
+
+    PROFILE = "fla-0.4"
+
+    def __init__(self, adapter) -> None:
+        super().__init__(adapter)
+        capabilities = msgspec.structs.replace(self.info.capabilities, profile=self.PROFILE)
+        self.info = msgspec.structs.replace(self.info, capabilities=capabilities)
+
+    def run(self, calls: list[KernelCall]) -> list[RunResult]:
+        extra = {"profile": self.PROFILE}
+        return super().run(
+            [
+                KernelCall(tensors=c.tensors, options=msgspec.structs.replace(c.options, extra=extra))
+                for c in calls
+            ]
+        )
+
+
 def emulated(op: str) -> Direct:
     """The honest emulation of an operation, or of the rule's chunk form."""
     spec = resolve("emulation.chunk" if op == "rule" else f"emulation.{op}")
-    return Direct(import_module(spec.module).KERNELS[spec.attribute](version=None))
+    kind = DirectRule if op == "rule" else Direct
+    return kind(import_module(spec.module).KERNELS[spec.attribute](version=None))
 
 
 def function(op: str, f) -> Direct:
