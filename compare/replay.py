@@ -153,7 +153,7 @@ def _run(
         enough = outcome == "same" and (runs >= STEADY_RUNS or attempt.verdict in ("timeout", "error"))
         if attempt.verdict == "skipped" or enough:
             break  # it will not be otherwise; a hang takes its whole limit, a crash a process
-    best: Outcome = next(o for o in ("same", "another failure", "passes") if o in shown)  # type: ignore[misc]
+    best: Outcome = next(o for o in ("same", "another failure", "passes") if o in shown)
     return best, shown[best], Rate(failures=failures, runs=runs)
 
 

@@ -10,14 +10,9 @@ Leaves to others: what the tensors are (`materials`), seeded values (`seeded`), 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -27,10 +22,8 @@ from ...capture.atomic import atomic_path
 from ...capture.case import Case
 from ...capture.casefile import read_case
 from ...capture.errors import BadInput, CannotRun
-from ...kernels.interface import KernelInfo
 from ...kernels.pool import KernelHandle, WorkerPool
-from ...kernels.registry import adapter_class, parse_name
-from ...kernels.standalone import Standalone, standalone
+from ...kernels.registry import parse_name
 from ..diff import verdict_device
 from ..finding import Facts, Finding, environment_for, facts_in, facts_of, find
 from ..replay import STEADY_RUNS, is_same, runs_for
@@ -43,18 +36,13 @@ from ..sweep.engine import run_setup
 from ..verdict import FAILING
 from . import materials, seeded, upstream
 from .materials import Call, Seen, call_for
+from .parts import declared, part_for
 from .script import script_text
+from .trying import folder_of, run_script
 
 LOADING = 300.0  # seconds that a kernel may take to load
-SCRIPT_SECONDS = 600.0
-HANG_SECONDS = 60.0  # a script does not wait longer than this for a hang
 VALUES = ("exact", "seeded")
 MOST_EXPECTED = 1 << 14  # entries of expected and seen results that are stored
-# Runs the script in a process in which gdncheck cannot be imported.
-WITHOUT_GDNCHECK = (
-    "import runpy, sys; sys.modules['gdncheck'] = None; sys.argv[0] = 'repro.py'; "
-    "runpy.run_path('repro.py', run_name='__main__')"
-)
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -359,70 +347,16 @@ class _Job:
         if self.oracle is None:
             return None
         self.say("running the script in a new process")
-        words = [sys.executable, "-I", "-c", WITHOUT_GDNCHECK]
-        folder = self._folder()
-        if folder:
-            words += ["--folder", folder]
-        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-        with tempfile.TemporaryFile("w+") as printed:
-            try:
-                done = subprocess.run(
-                    words, cwd=directory, env=environment, stdout=printed, stderr=printed,
-                    timeout=SCRIPT_SECONDS,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                self.notes.append(f"the script did not end within {SCRIPT_SECONDS:g} s")
-                return None
-            printed.seek(0)
-            self.printed = printed.read()
-        if done.returncode == 2:
-            self.notes.append(f"the script cannot run here: {self.printed.strip().splitlines()[-1:]}")
+        status, self.printed = run_script(directory, folder_of(self.oracle.limited.spec))
+        if status is None:
+            self.notes.append("the script did not end in time")
+        if status == 2:
+            self.notes.append(
+                f"the script cannot run here: {' '.join(self.printed.strip().splitlines()[-1:])}"
+            )
             return None
-        return done.returncode
-
-    def _folder(self) -> str | None:
-        """Where the kernel's files lie, if the script would not find them by itself."""
-        assert self.oracle is not None
-        spec = self.oracle.limited.spec
-        if spec.sys_path:
-            return spec.sys_path[0]
-        if not spec.by_import_path:
-            return None
-        relative = Path(*spec.module.split("."))
-        for entry in (*sys.path, os.getcwd()):
-            base = Path(entry or ".") / relative
-            if base.with_suffix(".py").is_file() or base.is_dir():
-                return str(Path(entry or ".").resolve())
-        return None
+        return status
 
     def write_report(self, directory: Path, status: int | None) -> None:
         with atomic_path(directory / "report.md") as path:
             path.write_text(upstream.report_text(self, status), encoding="utf-8")
-
-
-def declared(kernel: str, error: CannotRun) -> KernelInfo:
-    """What a kernel that cannot run here says of itself. Raises the error where that is not known either."""
-    name = parse_name(kernel)
-    adapter: Any = None if name.family is None else adapter_class(name)
-    if adapter is None:
-        raise error
-    return KernelInfo(
-        name=kernel, version=name.version, capabilities=adapter.capabilities,
-        contract=adapter.contract_for(name.version),
-    )  # fmt: skip
-
-
-def part_for(kernel: str, info: KernelInfo, call: Call) -> Standalone:
-    """The script's part that knows the kernel. Raises BadInput where there is none."""
-    name = parse_name(kernel)
-    part = standalone(
-        name.family or "", name.op or "", version=info.version, capabilities=info.capabilities,
-        chunk_size=call.setup.options.get("chunk_size"), module=name.module or "",
-        attribute=name.attribute or "",
-    )  # fmt: skip
-    if part is None:
-        raise BadInput(
-            f"{kernel}: no stand-alone call is known for it under these deviations; there is one for fla.*, "
-            "vllm.chunk, sglang.chunk, flashinfer.chunk, transformers.* and module:function"
-        )
-    return part

@@ -49,7 +49,7 @@ def inputs(device):
             x = torch.rand(shape, generator=dice) * size
         else:
             x = torch.randn(shape, generator=dice)
-            x = x / x.norm(dim=-1, keepdim=True) if kind == "unit" else x * size
+            x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True) if kind == "unit" else x * size
         t[name] = x.to(getattr(torch, dtype)).to(device)
     t |= {"cu_seqlens": torch.tensor(CU_SEQLENS, device=device), "scale": SCALE, "has_initial_state": None}
     t.setdefault("initial_state", None)

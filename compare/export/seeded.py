@@ -70,7 +70,8 @@ def draw(recipe: Recipe, shape: torch.Size, dtype: torch.dtype, dice: torch.Gene
         return (torch.rand(shape, generator=dice) * recipe.size).to(dtype)
     x = torch.randn(shape, generator=dice)
     if recipe.kind == "unit":
-        return (x / x.norm(dim=-1, keepdim=True)).to(dtype)
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x / length).to(dtype)
     return (x * recipe.size).to(dtype)
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ...reference.recurrence import recurrence
 from ...reference.truth import truth
 from ..diff import diff
@@ -174,7 +176,7 @@ def _input(job: _Job) -> Iterator[str]:
         x = case.get(name)
         if x is None:
             continue
-        values = x.double().unique()
+        values = torch.unique(x.double())
         dtype = str(x.dtype).removeprefix("torch.")
         if len(values) <= 3:
             what = "values " + ", ".join(f"{float(v):.6g}" for v in values)
