@@ -186,6 +186,7 @@ def fla_recurrent(version: str | None, chunk_size: int = 64) -> Contract:
         ),
         clause("heads.ratio", "domain", "heads", "HV is a multiple of HK", _RECURRENT),
         clause("state.layout", "domain", "initial_state", "[N, HV, K, V]", _RECURRENT),
+        clause("padding.safe", "domain", "cu_seqlens", ["empty"], _RECURRENT),
         clause("index.width", "domain", "tokens", "int64", _RECURRENT),
     )
     relations = relation_clauses(clause, _ALWAYS, _RECURRENT_ONLY, {

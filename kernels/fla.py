@@ -21,6 +21,7 @@ from . import autotune, layouts
 from .contract import Capabilities, Contract
 from .fla_package import TRITON_ONLY
 from .interface import KernelCall, KernelInfo, RunOptions
+from .replay import Replay, launched, replay_of
 
 LARGEST_KEY = 256
 """Key dimension that the chunk kernels' state loop holds in registers."""
@@ -216,6 +217,7 @@ class FlaRecurrent(FlaKernel):
         gva=True,
         l2norm="both",
         state_dtypes=("float32", "bfloat16", "float16"),
+        replays=True,
         max_tokens_cpu=512,
     )
 
@@ -226,8 +228,36 @@ class FlaRecurrent(FlaKernel):
 
     def call_kernel(self, call: KernelCall) -> dict[str, Tensor]:
         self.evidence["path"] = "fused_recurrent_gated_delta_rule"
+        rows = call.tensors["cu_seqlens"].shape[0] - 1
+        replay = replay_of(call.options.extra, rows)
+        if replay is not None:
+            return self.replayed(call, replay)
         output, state = self.package_module.fused_recurrent_gated_delta_rule(**self.keywords(call))
         return self.canonical(output, state, call.options)
+
+    def replayed(self, call: KernelCall, replay: Replay) -> dict[str, Tensor]:
+        """A captured batch replayed with padded rows, on states gathered from a pool and scattered back.
+
+        The kernel knows no slots: the engine around it writes the live rows' states back, and no others.
+        """
+        if "pool" not in call.tensors or not replay.empty:
+            raise Refused("replay: fla.recurrent takes states by row; a padded row is one without a token")
+        arguments, states = self.keywords(call), []
+
+        def launch() -> Tensor:
+            output, state = self.package_module.fused_recurrent_gated_delta_rule(**arguments)
+            states[:] = [state]
+            return layouts.drop_batch(output)
+
+        own = call.tensors["slot_indices"].long()
+        output, how = launched(
+            launch, replay=replay, indices=own.clone(), offsets=arguments["cu_seqlens"],
+            pool=arguments["initial_state"],
+        )  # fmt: skip
+        self.evidence |= how
+        pool, live = call.tensors["pool"].clone(), own[: replay.live]
+        pool[live] = states[0][: replay.live].to(pool.dtype)
+        return {"output": output, "final_state": states[0], "pool": pool}
 
 
 KERNELS = {"chunk": FlaChunk, "recurrent": FlaRecurrent}

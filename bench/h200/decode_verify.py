@@ -109,7 +109,7 @@ class Bench:
 
 def padded(bench: Bench) -> Iterator[tuple[str, Any]]:
     """Row 28: which slots a replayed batch with a padded row writes."""
-    for kernel in (*PACKED, *RECURRENT, "vllm.decode@0.19.1", "vllm.decode@0.33.0"):
+    for kernel in (*PACKED, *RECURRENT, *FLA, "vllm.decode@0.19.1", "vllm.decode@0.33.0"):
         yield (
             f"padded rows promised, {kernel}",
             lambda kernel=kernel: bench.relation(
@@ -262,7 +262,7 @@ def curve(drift: Any) -> dict[str, Any]:
 
 
 USED: dict[str, tuple[str, ...]] = {
-    "padded": (*PACKED, *RECURRENT, "vllm.decode@0.19.1", "vllm.decode@0.33.0"), "steps": VERIFY,
+    "padded": (*PACKED, *RECURRENT, *FLA, "vllm.decode@0.19.1", "vllm.decode@0.33.0"), "steps": VERIFY,
     "chains": (*VERIFY, *CHUNK[2:]), "stored": CHUNK, "ranks": (*CHUNK, *FLA, *RECURRENT, *PACKED),
     "drifts": (),
 }  # fmt: skip

@@ -167,7 +167,7 @@ def test_empty_row_of_a_kernel_without_offsets_is_refused():
 REAL = [
     "vllm.recurrent@0.19.1", "vllm.recurrent@0.33.0", "vllm.decode@0.19.1", "vllm.decode@0.33.0",
     "vllm.packed-decode@0.19.1", "vllm.packed-decode@0.33.0", "sglang.recurrent@0.5.23",
-    "sglang.decode@0.5.23", "sglang.packed-decode@0.5.23",
+    "sglang.decode@0.5.23", "sglang.packed-decode@0.5.23", "fla.recurrent@0.4.0", "fla.recurrent@0.6.0",
 ]  # fmt: skip
 
 
