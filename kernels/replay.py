@@ -12,7 +12,7 @@ Leaves to others: which padding a kernel promises to respect (its contract), jud
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -28,8 +28,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     live: int
     """Rows that are still sequences; the rest is padding."""
-    tail: int | None = None
-    """The kernel's slot index of every padded row; None leaves the captured one (stale, but valid)."""
+    tail: int | Literal["first"] | None = None
+    """The kernel's slot index of every padded row; `first`: that of the first live row, to which the slot has
+    been handed on; None leaves the captured one (stale, but valid)."""
     empty: bool = False
     """Padded rows have no token (where the kernel takes offsets)."""
 
@@ -65,7 +66,7 @@ def launched(
     graph, output = _captured(launch) if pool.is_cuda else (None, None)
     pool.copy_(before)
     if replay.tail is not None:
-        indices[replay.live :] = replay.tail
+        indices[replay.live :] = indices[:1].clone() if replay.tail == "first" else replay.tail
     if replay.empty and offsets is not None:
         offsets[replay.live + 1 :] = offsets[replay.live].clone()
     if graph is None or output is None:

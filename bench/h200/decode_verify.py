@@ -50,6 +50,7 @@ CHUNK = (
 FLA = ("fla.recurrent@0.4.0", "fla.recurrent@0.6.0")
 # What a padded row may look like, the promised ones and those that nobody promises.
 PADDINGS: dict[str, dict[str, Any]] = {
+    "handed on, empty": {"live": 3, "empty": True, "tail": "first"},
     "stale": {"live": 3}, "-1": {"live": 3, "tail": -1}, "0": {"live": 3, "tail": 0},
     "stale, empty": {"live": 3, "empty": True}, "-1, empty": {"live": 3, "tail": -1, "empty": True},
     "0, empty": {"live": 3, "tail": 0, "empty": True},

@@ -31,10 +31,16 @@ SLOTS = (5, 2, 7, 3)
 N_SLOTS = 9
 REPLAYS: dict[str, dict[str, Any]] = {
     "empty": {"live": LIVE, "empty": True},
+    "empty, handed on": {"live": LIVE, "empty": True, "tail": "first"},
     "-1": {"live": LIVE, "tail": -1},
     "0": {"live": LIVE, "tail": 0},
 }
-WORDS = {"empty": "without a token, its old index left", "-1": "of index -1", "0": "of index 0"}
+WORDS = {
+    "empty": "without a token, its old index left",
+    "empty, handed on": "without a token, its old slot now the first row's",
+    "-1": "of index -1",
+    "0": "of index 0",
+}
 
 
 def plan(inputs: Inputs, *, seed: int, info: KernelInfo) -> Plan:
@@ -42,6 +48,8 @@ def plan(inputs: Inputs, *, seed: int, info: KernelInfo) -> Plan:
     if not info.capabilities.replays:
         return "the kernel is not replayed with padded rows here"
     safe = [word for word in info.contract.value("padding.safe", ()) if word in REPLAYS]
+    if "empty" in safe:
+        safe.append("empty, handed on")
     if not safe:
         return "the contract names no padding that is safe"
     if inputs.n_tokens == 0:
