@@ -89,8 +89,8 @@ class Prefill(TransformersConv):
             raise CannotRun(f"transformers {self.version} has no {'.'.join(CACHE)} ({error})") from error
         if "conv_kernel_size" not in inspect.signature(self.cache_class.update_conv_state).parameters:
             raise CannotRun(
-                f"transformers {self.version}: its {CACHE[1]} keeps the convolution's state in a way that is not "
-                "known here; 5.17 and 5.24 were read"
+                f"transformers {self.version}: its {CACHE[1]} keeps the convolution's state in a way that is "
+                "not known here; 5.17 and 5.24 were read"
             )
 
     def one(

