@@ -7,7 +7,7 @@ size, each stored in the dtype that the kernel returned. Limits are `checks.emul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -78,7 +78,9 @@ class OpTrial:
 
     def scales_of(self, inputs: OpInputs, truth: Mapping[str, Tensor]) -> dict[str, Scale]:
         """The honest error of a function: largest over the runs that a sound kernel may be."""
-        return scales(truth, [self.op.emulate(*run) for run in self.runs(inputs)], self.outputs, self.inputs)
+        # One run at a time: of a long prompt each is as large as the output in float32.
+        runs = (self.op.emulate(*run) for run in self.runs(inputs))
+        return scales(truth, runs, self.outputs, self.inputs)
 
     def runs(self, inputs: OpInputs) -> list[tuple[OpInputs, OpRounding]]:
         """Inputs (with the form of the function) and rounding of each honest run."""
@@ -119,7 +121,7 @@ def measured(name: str, got: Tensor, want: Tensor, inputs: OpInputs) -> Measured
 
 def scales(
     truth: Mapping[str, Tensor],
-    runs: Sequence[Mapping[str, Tensor]],
+    runs: Iterable[Mapping[str, Tensor]],
     stored: Mapping[str, Tensor],
     inputs: OpInputs,
     floors: Mapping[str, Tensor] | None = None,
@@ -128,19 +130,17 @@ def scales(
 
     floors: [M, H] relative error per tile that is honest in any case, where it is not the usual one.
     """
+    rows = {name: as_rows(name, want, inputs.heads) for name, want in truth.items() if name in stored}
+    growing = {name: Growing(tile_map(name, inputs), want) for name, want in rows.items()}
+    for run in runs:
+        for name, one in growing.items():
+            one.add(as_rows(name, run[name].to(stored[name].dtype), inputs.heads))
     found = {}
-    for name, want in truth.items():
-        if name not in stored:
-            continue
-        rows, tiles = as_rows(name, want, inputs.heads), tile_map(name, inputs)
-        growing = Growing(tiles, rows)
-        for run in runs:
-            growing.add(as_rows(name, run[name].to(stored[name].dtype), inputs.heads))
+    for name, want in rows.items():
         floor = (floors or {}).get(name)
-        usual = torch.full(
-            (tiles.n_tiles, rows.shape[1]), SCALAR_ROUNDINGS * U32, dtype=torch.float64, device=rows.device
-        )
-        found[name] = growing.scale(
+        shape = (growing[name].tiles.n_tiles, want.shape[1])
+        usual = torch.full(shape, SCALAR_ROUNDINGS * U32, dtype=torch.float64, device=want.device)
+        found[name] = growing[name].scale(
             usual if floor is None else floor, float32=stored[name].dtype == torch.float32
         )
     return found
