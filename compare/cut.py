@@ -12,7 +12,10 @@ from ..capture.case import Case
 from ..capture.errors import BadInput
 
 PER_TOKEN = ("q", "k", "v", "g", "beta", "conv_input", "a", "b", "z", "conv_output", "core_output")
-PER_SEQUENCE = ("initial_state", "has_initial_state", "slot_indices", "conv_state")
+PER_SEQUENCE = (
+    "initial_state", "has_initial_state", "slot_indices", "num_accepted", "draft", "state_columns",
+    "conv_state",
+)  # fmt: skip
 WHOLE_CALL = (
     "observed_output", "observed_final_state", "observed_conv_state", "observed_core_output",
     "observed_layer_output",
@@ -28,6 +31,8 @@ def first_tokens(case: Case, n_tokens: int) -> Case:
     stop = start + min(n_tokens, case.lengths[number])
     changed = {name: case[name][start:stop] for name in PER_TOKEN if case.get(name) is not None}
     changed |= {name: case[name][number : number + 1] for name in PER_SEQUENCE if case.get(name) is not None}
+    if "draft" in changed:
+        changed["draft"] = changed["draft"].clamp(max=stop - start)
     changed["cu_seqlens"] = case["cu_seqlens"].new_tensor([0, stop - start])
     shorter = case.with_tensors(**changed, **dict.fromkeys(WHOLE_CALL))
     # The file stays its name: the report says which file, and --first in its command says which part.

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from ..capture.errors import BadInput
 from ..kernels.interface import KernelCall, KernelInfo, RunResult
 from .checks import companion, inputs_kept, shape, slots
 from .inputs import call_of
@@ -65,6 +66,8 @@ def diff_one(
     """Run a kernel on a case and rule on its answer. trials: takes the answer, for pairs of kernels."""
     info = runner.info
     if witness.case.op == "verify":
+        if settings.tolerances or settings.stages:
+            raise BadInput("a verify step is judged by rules alone; leave --atol, --rtol and --stages out")
         device, seed = str(witness.device), settings.seed
         return diff_step(runner, witness.case, soundness, device=device, seed=seed)
     call = call_of(witness.case)

@@ -7,12 +7,20 @@ step does not look, computes plausible numbers for another sequence of tokens.
 from __future__ import annotations
 
 import random
+import re
 
 import planted_verify
 import pytest
 import torch
+from gdncheck.capture.errors import BadInput
 from gdncheck.capture.make import make
+from gdncheck.capture.validate import check_tensors
+from gdncheck.compare.cut import first_tokens
 from gdncheck.compare.inputs import call_of
+from gdncheck.compare.session import Settings, diff_one
+from gdncheck.compare.soundness import soundness_of
+from gdncheck.compare.tolerances import tolerances
+from gdncheck.compare.witness import Witness
 
 
 def step_case(seed, family=None, **more):
@@ -124,3 +132,45 @@ def test_nan_in_a_rejected_column_blames_nobody_and_reaches_nothing(verdict_on):
     bad = verdict_on(planted_verify.FAULTS["AcceptedOffByOne"], poisoned)
     assert bad.verdict == "fail"
     assert bad.ruling.first_nonfinite is not None
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 9])
+def test_first_tokens_of_a_step_are_a_step_of_their_own(verdict_on, n_tokens):
+    case = first_tokens(step_case(6, "qwen"), n_tokens)
+    assert case.op == "verify"
+    assert case.n_sequences == 1
+    assert verdict_on(planted_verify.sound, case).verdict == "pass"
+    check_tensors(case.tensors, "verify", finite=True, where="cut")
+
+
+def test_tolerances_do_not_excuse_a_step(in_process):
+    case = step_case(6, "qwen")
+    witness = Witness(case)
+    settings = Settings(tolerances=tolerances(1e9, None))
+    with pytest.raises(BadInput, match="leave --atol"):
+        diff_one(in_process(planted_verify.sound), witness, soundness_of(witness), settings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_accepted": [0, 1]}, "num_accepted[0] is 0 but slot_indices has columns 1..4"),
+        ({"num_accepted": [1, 5]}, "num_accepted[1] is 5"),
+        ({"draft": [4, 1]}, "draft[0] is 4 of 3 tokens"),
+    ],
+)
+def test_step_that_is_none_is_refused_by_the_case_file(changed, message):
+    case = make("qwen", lengths=[3, 2], k_heads=1, v_heads=1, dims=(8, 8), state="random", draft=3)
+    wrong = case.with_tensors(**{name: torch.tensor(value) for name, value in changed.items()})
+    with pytest.raises(BadInput, match=re.escape(message)):
+        check_tensors(wrong.tensors, "verify", finite=True, where="case")
+
+
+def test_made_step_needs_a_column_per_token():
+    with pytest.raises(BadInput, match="up to 3"):
+        make("qwen", lengths=[4], draft=2)
+    case = make("exact", lengths=[3, 0, 1], k_heads=1, v_heads=1, dims=(8, 8), draft=2, seed=5)
+    again = make("exact", lengths=[3, 0, 1], k_heads=1, v_heads=1, dims=(8, 8), draft=2, seed=5)
+    assert case.op == "verify"
+    assert case.content_hash == again.content_hash
+    assert len(set(case["slot_indices"].flatten().tolist())) == 9
