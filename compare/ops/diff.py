@@ -19,7 +19,13 @@ from ...kernels.contract import Contract
 from ...kernels.interface import KernelCall, KernelInfo, RunOptions, RunResult
 from ...kernels.ops.chains import Chain, chain_of
 from ...kernels.pool import KernelHandle, WorkerPool
-from ...kernels.registry import default_kernels, resolve
+from ...kernels.registry import (
+    DEFAULT_FAMILIES,
+    default_kernels,
+    installed_version,
+    own_kernels,
+    resolve,
+)
 from ..diff import CaseInput, DiffReport, Progress, cases_of, check_arguments, report_of, verdict_device
 from ..session import Settings, unanswered
 from ..threads import threads_for
@@ -61,7 +67,7 @@ def diff_ops(
         raise BadInput(f"op is {op!r}; use rule, {CORE}, {', '.join(OPS)}")
     started = time.monotonic()
     check_arguments(relations="auto", first=first)
-    names = list(kernels) if kernels else default_kernels(op)
+    names = list(kernels) if kernels else default_chains() if op == CORE else default_kernels(op)
     if not names:
         raise CannotRun(f"no kernel of {op} is installed; name one with --kernel")
     say = progress or (lambda text: None)
@@ -86,6 +92,12 @@ def diff_ops(
         seconds=time.monotonic() - started,
         command=command,
     )
+
+
+def default_chains() -> list[str]:
+    """The cores that a command runs when none is named: of the families that are installed."""
+    packages = {key.partition(".")[0]: adapter.package for key, adapter in own_kernels().items()}
+    return [f"{f}.core" for f in DEFAULT_FAMILIES if installed_version(packages[f]) is not None]
 
 
 class _Opened:
