@@ -14,13 +14,13 @@ from typing import Literal
 from .legal import Scene
 from .steps import Arrive, Call, Decode, Finish, History, Padding, Preempt, Prefill, Resume, Row, Step, Verify
 
-SLOTS, DRAFT = 18, 3
+SLOTS, DRAFT = 30, 3
 PADDINGS: tuple[Padding, ...] = ("-1", "0", "stale")
-FIRST_CHUNKS = (1, 1, 1, 2, 3, 4, 5, 8, 13)
+FIRST_CHUNKS = (1, 1, 1, 1, 2, 3, 5, 8, 13)
 CHUNKS = (1, 2, 3, 4, 5, 7)
 MOST_ROWS, MOST_PADDED = 4, 3
 # Chances per step, of those that make sense then; the rest are calls.
-ARRIVAL, END, STOP, RETURN = 0.22, 0.07, 0.14, 0.6
+ARRIVAL, END, STOP, RETURN = 0.3, 0.09, 0.24, 0.8
 
 
 def draw_history(
@@ -57,12 +57,12 @@ def _wish(dice: Random, scene: Scene, longest: int, *, checkpoints: bool) -> Ste
         return Arrive(sequences=(max(scene.seen, default=-1) + 1,))
     if stopped and (not running or dice.random() < RETURN * len(stopped) / len(scene.live)):
         # A scene makes of these what it can: a state that was kept is taken up again, whatever is wished.
-        source: Literal["checkpoint", "zero"] = "checkpoint" if dice.random() < 0.75 else "zero"
+        source: Literal["checkpoint", "zero"] = "checkpoint" if dice.random() < 0.8 else "zero"
         return Resume(sequence=dice.choice(stopped), source=source)
     if dice.random() < END:
         return Finish(sequence=dice.choice(list(scene.live)))
     if dice.random() < STOP:
-        return Preempt(sequence=dice.choice(running), state="kept" if dice.random() < 0.35 else "dropped")
+        return Preempt(sequence=dice.choice(running), state="kept" if dice.random() < 0.4 else "dropped")
     chosen = dice.sample(running, k=min(len(running), dice.randint(1, MOST_ROWS)))
     rows = tuple(_row(dice, scene, sequence, longest, checkpoints=checkpoints) for sequence in chosen)
     padded = dice.randint(1, MOST_PADDED) if dice.random() < 0.5 else 0
@@ -76,8 +76,8 @@ def _row(dice: Random, scene: Scene, sequence: int, longest: int, *, checkpoints
     kind = dice.random()
     if kind < 0.25:
         tokens = min(dice.choice(CHUNKS), longest)
-        return Prefill(sequence=sequence, tokens=tokens, keep=dice.random() < 0.4 and checkpoints)
+        return Prefill(sequence=sequence, tokens=tokens, keep=dice.random() < 0.7 and checkpoints)
     if kind < 0.65 or scene.draft == 0:
-        return Decode(sequence=sequence, keep=dice.random() < 0.4 and checkpoints)
+        return Decode(sequence=sequence, keep=dice.random() < 0.7 and checkpoints)
     draft = dice.randint(1, scene.draft)
     return Verify(sequence=sequence, draft=draft, accepted=dice.randint(0, draft))

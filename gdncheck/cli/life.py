@@ -54,7 +54,7 @@ def _dims(text: str | None) -> tuple[int, int] | None:
     help="Run this history instead of drawn ones: a file, or a name (prefill, verify-0, slot-reuse, ...).",
 )  # fmt: skip
 @click.option(
-    "--slots", type=click.IntRange(min=4), default=18, show_default=True, help="Rows of the state pool."
+    "--slots", type=click.IntRange(min=4), default=30, show_default=True, help="Rows of the state pool."
 )
 @click.option(
     "--draft", type=click.IntRange(min=0), default=3, show_default=True, help="Tokens of the longest draft."

@@ -27,18 +27,18 @@ def test_the_last_line_cannot_be_run_again(run):
 
 
 def test_json_is_more_than_one_document_or_lacks_the_history(run):
-    result = run("--bookkeeper", "planted:padded-row-writes", "--seed", "1", "--json")
+    result = run("--bookkeeper", "planted:padded-row-writes", "--seed", "4", "--json")
     found = json.loads(result.stdout)
     (one,) = found["results"]
     assert (found["schema"], found["verdict"], one["verdict"]) == (1, "fail", "fail")
     assert one["failure"]["rule"] == "unowned"
     assert result.return_value == 1
     assert len(one["history"]["steps"]) <= 6
-    assert one["found_in"] == "random 1/0"
+    assert one["found_in"] == "random 4/0"
 
 
 def test_a_written_history_does_not_fail_again(run, tmp_path):
-    run("--bookkeeper", "planted:conv-in-place", "--seed", "1", "--out", str(tmp_path))
+    run("--bookkeeper", "planted:conv-in-place", "--seed", "4", "--out", str(tmp_path))
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {"report.json", "report.txt", "reference.history.json"}
     path = tmp_path / "reference.history.json"
