@@ -10,6 +10,9 @@ STAMP := $(VENV)/.gdncheck-installed
 OUT ?= captures
 LAYERS ?= 17
 WHAT ?= core
+HOURS ?= 8
+RUN ?= runs/night
+FUZZ ?=
 
 .PHONY: setup engine-env demo test test-slow check docs capture bench fuzz gpu-test clean
 
@@ -66,9 +69,9 @@ capture: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python bench/run.py
 
+# make fuzz HOURS=8 RUN=runs/night FUZZ='--kernel fla.chunk --from captures/'; the same again goes on with it.
 fuzz: $(STAMP)
-	@if $(BIN)/gdncheck --help | grep -qE '^ +fuzz '; then $(BIN)/gdncheck fuzz --hours 8 --out runs/night; else \
-	  echo "make fuzz: this version has no overnight fuzzer yet; use gdncheck sweep and gdncheck repeat"; exit 3; fi
+	$(BIN)/gdncheck fuzz --hours $(HOURS) --out $(RUN) $(if $(wildcard $(RUN)/run.sqlite),--resume) $(FUZZ)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -78,7 +78,7 @@ def fill(run: Path, cases: int) -> list[dict]:
             if done % 50_000 < BATCH or done == cases:
                 marks.append({
                     "cases": done, "resident_mb": resident(), "seconds": time.perf_counter() - started,
-                    "corpus": numbers.corpus_size,
+                    "corpus": store.execute("SELECT count(*) FROM corpus").fetchone()[0],
                 })  # fmt: skip
                 print(marks[-1], flush=True)
     return marks

@@ -1,9 +1,9 @@
 """A flight: some cases of one kernel, run in its worker, as many calls to a message as can be.
 
 The idea: a case of one call needs nothing of another, so those go in one batch. A case of several calls (a
-prefill that is cut, a history) has them one after another with nobody's in between, as it would when it is run
-alone: what a kernel remembers from call to call must not depend on what a case flies beside. A call that loses
-the worker costs its own case; the others go on in the next one (`kernels.pool`).
+prefill that is cut, a history) has them one after another with nobody's in between, as it would when it is
+run alone: what a kernel remembers from call to call must not depend on what a case flies beside. A call that
+loses the worker costs its own case; the others go on in the next one (`kernels.pool`).
 """
 
 from __future__ import annotations

@@ -123,12 +123,14 @@ class Journal:
         rows = self.store.execute("SELECT lane, done FROM windows WHERE kernel = ?", (kernel,))
         return dict(rows.fetchall())
 
-    def corpus(self, kernel: int, lane: int) -> list[CorpusEntry]:
+    def corpus(self, kernel: int, lane: int, *, newest: int) -> list[CorpusEntry]:
+        """The newest entries of a lane, ascending."""
         rows = self.store.execute(
-            "SELECT number, recipe, reason FROM corpus WHERE kernel = ? AND lane = ? ORDER BY number",
-            (kernel, lane),
+            "SELECT number, recipe, reason FROM corpus WHERE kernel = ? AND lane = ? "
+            "ORDER BY number DESC LIMIT ?",
+            (kernel, lane, newest),
         ).fetchall()
-        return [CorpusEntry(number=n, recipe=from_json(r), reason=why) for n, r, why in rows]
+        return [CorpusEntry(number=n, recipe=from_json(r), reason=why) for n, r, why in reversed(rows)]
 
     def maxima(self, kernel: int, lane: int) -> dict[str, int]:
         rows = self.store.execute(

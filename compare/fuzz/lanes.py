@@ -32,7 +32,9 @@ class Lane:
     def __init__(self, journal: Journal, kernel: int, number: int, done: int) -> None:
         self.journal, self.kernel, self.number, self.done = journal, kernel, number, done
         """done: windows whose feedback has been taken."""
-        self.corpus = journal.corpus(kernel, number)
+        self.corpus = journal.corpus(kernel, number, newest=SEEN_CORPUS + AHEAD * PER_WINDOW)
+        """The newest entries; the rest is in the store."""
+        self._snapshots: dict[int, Sequence[CorpusEntry]] = {}
         self.maxima = journal.maxima(kernel, number)
         self.rows: dict[int, Row] = {}
         """Finished cases of windows that are not taken yet."""
@@ -43,9 +45,11 @@ class Lane:
 
     def snapshot(self, number: int) -> Sequence[CorpusEntry]:
         """The corpus that a case sees."""
-        newest = number // self.span - AHEAD
-        seen = [entry for entry in self.corpus if entry.number // self.span <= newest]
-        return seen[-SEEN_CORPUS:]
+        window = number // self.span
+        if window not in self._snapshots:
+            seen = [entry for entry in self.corpus if entry.number // self.span <= window - AHEAD]
+            self._snapshots[window] = seen[-SEEN_CORPUS:]
+        return self._snapshots[window]
 
     def is_open(self, number: int) -> bool:
         return number // self.span < self.done + AHEAD
@@ -80,8 +84,10 @@ class Lane:
                 )
         self.journal.take(self.kernel, self.number, self.done + 1, entries, raised)
         self.maxima |= raised
-        self.corpus = [*self.corpus, *entries]
+        # A window holds PER_WINDOW entries at most, so what the oldest open one sees is among these.
+        self.corpus = [*self.corpus, *entries][-(SEEN_CORPUS + AHEAD * PER_WINDOW) :]
         self.done += 1
+        self._snapshots = {w: seen for w, seen in self._snapshots.items() if w >= self.done}
 
     def _reached(self, row: Row) -> dict[str, int]:
         found = levels(row.recipe, row.feedback)
@@ -141,7 +147,3 @@ class Numbers:
 
     def finish(self, row: Row) -> None:
         self.lane(row.number).finish(row)
-
-    @property
-    def corpus_size(self) -> int:
-        return sum(len(lane.corpus) for lane in self.lanes.values())

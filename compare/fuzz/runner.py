@@ -29,7 +29,7 @@ from .plan import Plan
 from .subject import Subject, Verdict
 
 # Seconds that the kernel's part of a flight is to last; longer ones lose more to a kill.
-FLIGHT_SECONDS = 0.5
+FLIGHT_SECONDS = 1.0
 GROWTH = 8  # a flight has so many times the last one's cases at most
 # A call may take so many times the slowest one so far, and never less (seconds).
 PATIENCE, LEAST_LIMIT = 30.0, 5.0

@@ -94,6 +94,12 @@ class Inside:
 
 
 @pytest.fixture
+def pool_inside():
+    """The pool without processes, for a run that a test starts by itself."""
+    return Inside
+
+
+@pytest.fixture
 def inside(monkeypatch):
     """Runs of this test have no processes."""
     monkeypatch.setattr("gdncheck.compare.fuzz.sitting.WorkerPool", Inside)

@@ -68,5 +68,12 @@ def flake(q, k, v, g, beta, **call):
     return output, state
 
 
-for kernel in (sound, edge, crash, hang, flake):
+def long(q, k, v, g, beta, **call):
+    """Wrong at the 60th row of a call that has one."""
+    output, state = sound(q, k, v, g, beta, **call)
+    output[59:60] *= 1.5
+    return output, state
+
+
+for kernel in (sound, long, edge, crash, hang, flake):
     kernel.gdncheck_capabilities = CAPABILITIES

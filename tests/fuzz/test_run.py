@@ -45,6 +45,7 @@ def test_a_fault_at_a_cut_next_to_a_chunk_is_not_found(fuzz_of, tmp_path):
     assert "not covered" in "\n".join(lines(report))
 
 
+@pytest.mark.slow
 def test_a_flake_is_kept_under_many_names(fuzz_of):
     report = fuzz_of("flake", cases=40, families=["exact", "long-memory"], max_tokens=40)
     (row,) = report.findings
@@ -64,6 +65,7 @@ def test_an_honest_kernel_is_accused(fuzz_of, kernel):
     assert report.corpus > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_makes_other_cases(fuzz_of, tmp_path):
     """Stopped by Ctrl-C three times, each time with cases in the air: the same cases, verdicts and corpus."""
     options = {"cases": 200, "families": ["exact"], "shapes": ["1x1x8x8:bf16"], "max_tokens": 67}
@@ -84,6 +86,7 @@ def test_a_resumed_run_makes_other_cases(fuzz_of, tmp_path):
     assert any('"by":"mutated"' in recipe for _, recipe in rows_of(tmp_path / "run").values())
 
 
+@pytest.mark.slow
 def test_two_shards_find_other_things_than_one_run(fuzz_of, tmp_path):
     """One of them stopped half-way and resumed; merged twice."""
     options = {"cases": 96, "axes": EDGE_AXES, "only": ["split"], "families": ["parallel-keys"]}

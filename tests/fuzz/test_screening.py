@@ -121,6 +121,7 @@ def test_a_wrong_integer_of_an_exact_case_is_within_a_tolerance(landed_of):
     assert verdicts[1].attempt.tier == 0
 
 
+@pytest.mark.slow
 def test_the_screen_says_less_than_the_judge(landed_of):
     """Whatever screening calls plainly sound, the sweep's judge passes; over random small spoilings."""
     subject, landed = landed_of("emulation.chunk", numbered(14, 64))
