@@ -2,9 +2,10 @@
 
 Statement. With P = sum |w x|, A = P + |b| and the exact sum s: products rounded with unit u_p, W + 1 sums
 with u_s, the stored sum with u_r err by E <= u_p P + (W + 1) u_s A, E' <= E + u_r (|s| + E); SiLU has a
-slope of 1.1 at most and is itself good to (8 + 2 |s|) 2^-24; the result is rounded once more. Each term has
-the format's smallest step besides. Standard analysis (Higham, Accuracy and Stability, 3.1), first order
-with a twentieth to spare.
+slope of 1.1 at most and is itself good to (8 + 4 |s|) 2^-24 (CUDA's __expf is good to 2 + 1.2 |s| ulp); the
+result is rounded once more. Each term has the format's smallest step besides. Below s = -86 a fast division
+by 1 + exp(-s) may give 0 (CUDA: __fdividef beyond 2^126). Standard analysis (Higham, Accuracy and Stability,
+3.1), first order with a twentieth to spare.
 Fires on: the first entry beyond it, also in a channel that is small beside the others of its tile.
 Silent on: what the declared casts explain; a kernel that declares none may round at every one.
 """
@@ -28,6 +29,7 @@ from .trial import OpTrial
 NAME, TIER = "running-bound", 2
 SLOPE = 1.1  # of SiLU: its largest derivative is 1.0998
 SPARE = 1.05
+DIVISION_GIVES_ZERO = -86.0
 FAST_EXP = 2.0**-20  # of exp_u20 and of expf under --use_fast_math, relative
 ANY_CASTS = {"conv.product": "native", "conv.pre": "native"}
 
@@ -76,7 +78,8 @@ def entry_bounds(trial: OpTrial) -> Tensor:
     output = trial.truth["conv_output"].abs()
     if trial.under_clauses.function.activation is not None:
         exp = FAST_EXP if not trial.declared or trial.info.contract.find("conv.exp") else 0.0
-        error = SLOPE * error + (exp + (8 + 2 * total.abs()) * 2.0**-24) * output
+        error = SLOPE * error + (exp + (8 + 4 * total.abs()) * 2.0**-24) * output
+        error = error + torch.where(total < DIVISION_GIVES_ZERO, output, 0.0)
     stored = trial.outputs["conv_output"].dtype
     return error + unit_roundoff(stored) * (output + error) + smallest_error(stored)
 
