@@ -20,7 +20,9 @@ export OMP_NUM_THREADS=2
   python3 bench/h200/convs.py --seconds $((until_fuzz - SECONDS)) --out "$out/convs" >"$out/convs.log" 2>&1
 ) &
 timeout $((until_fuzz - SECONDS)) python3 bench/h200/decode_verify.py --seconds $((until_fuzz - SECONDS - 15)) >"$out/decode_verify.log" 2>&1 &
-timeout $((until_fuzz - SECONDS)) python3 bench/h200/histories.py --seconds $((until_fuzz - SECONDS - 15)) --out "$out/histories" >"$out/histories.log" 2>&1 &
+timeout $((until_fuzz - SECONDS)) python3 bench/h200/histories.py --seconds $((until_fuzz - SECONDS - 15)) --out "$out/histories" \
+  --lane vllm-0.19.1 --lane vllm-0.19.1-recurrent --lane vllm-0.33.0 --lane vllm-0.33.0-packed --lane fla-0.6.0 \
+  --lane sglang-0.5.23 >"$out/histories.log" 2>&1 &
 timeout $((until_fuzz - SECONDS)) python3 bench/h200/long_sequences.py --seconds $((until_fuzz - SECONDS - 10)) \
   --work "$out/long" >"$out/long.log" 2>&1 &
 (
