@@ -79,8 +79,13 @@ class Gate(_VllmOp):
 
         found = [self.root / name for name in LAYER_FILES if (self.root / name).is_file()]
         if not found:
-            other = "vllm.post-conv" if self.second_generation else "a cache that was fetched again"
-            raise CannotRun(f"vllm.gate: {LAYER_FILES[0]} is not there; use {other}")
+            other = (
+                "vllm.post-conv makes the gate in this version"
+                if self.second_generation
+                else "it is not among the kept kernel files: name a source tree, vllm.gate@path:DIR, or, in a "
+                "chain, gate=emulation.gate"
+            )
+            raise CannotRun(f"vllm.gate: {LAYER_FILES[0]} is not there; {other}")
         parts = definitions(found[0], GATING, {"torch": torch, "triton": triton, "tl": tl})
         self.function = parts["fused_gdn_gating"]
 
