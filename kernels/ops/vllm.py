@@ -82,8 +82,8 @@ class Gate(_VllmOp):
             other = (
                 "vllm.post-conv makes the gate in this version"
                 if self.second_generation
-                else "it is not among the kept kernel files: name a source tree, vllm.gate@path:DIR, or, in a "
-                "chain, gate=emulation.gate"
+                else "it is not among the kept kernel files: name a source tree, vllm.gate@path:DIR, "
+                "or in a chain gate=emulation.gate"
             )
             raise CannotRun(f"vllm.gate: {LAYER_FILES[0]} is not there; {other}")
         parts = definitions(found[0], GATING, {"torch": torch, "triton": triton, "tl": tl})
