@@ -20,10 +20,11 @@ def fill_kernel(seen, bits, SIZES: gl.constexpr, WARPS: gl.constexpr):  # type: 
     """Write `bits` to SIZES words in a row of this block's memory; count a visit in seen[multiprocessor]."""
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    buffers = ()  # type: ignore[var-annotated]
+    buffers = ()
     # All of them before the first store, or the compiler would let them share one place.
     for i in gl.static_range(len(SIZES)):
-        buffers = buffers + (gl.allocate_shared_memory(gl.int32, [SIZES[i]], shared),)  # noqa: RUF005
+        more = (gl.allocate_shared_memory(gl.int32, [SIZES[i]], shared),)
+        buffers = buffers + more  # type: ignore[assignment]
     for i in gl.static_range(len(SIZES)):
         buffers[i].store(gl.full([SIZES[i]], bits, gl.int32, layout))
     multiprocessor = gl.inline_asm_elementwise(
