@@ -115,4 +115,3 @@ class ColumnView:
         final = pool[at.clamp_min(0)]
         final[at < 0] = 0
         return {"final_state": final, "pool": pool}
-

@@ -242,7 +242,8 @@ class FlaRecurrent(FlaKernel):
         """
         if "pool" not in call.tensors or not replay.empty:
             raise Refused("replay: fla.recurrent takes states by row; a padded row is one without a token")
-        arguments, states = self.keywords(call), []
+        arguments: dict[str, Any] = self.keywords(call)
+        states: list[Tensor] = []
 
         def launch() -> Tensor:
             output, state = self.package_module.fused_recurrent_gated_delta_rule(**arguments)
