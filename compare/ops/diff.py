@@ -30,7 +30,8 @@ from ..diff import CaseInput, DiffReport, Progress, cases_of, check_arguments, r
 from ..session import Settings, unanswered
 from ..threads import threads_for
 from ..verdict import DiffResult, Ruling
-from .chain import ChainTrial, Link, chain_ruling, examine
+from .chain import ChainTrial, Link, examine
+from .chain_verdict import chain_ruling
 from .inputs import heads_of, op_inputs
 from .observed import OBSERVED, observed_outputs
 from .op import OpFinding as DomainFinding

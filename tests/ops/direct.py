@@ -6,7 +6,8 @@ from importlib import import_module
 
 import msgspec
 import torch
-from gdncheck.compare.ops.chain import ChainTrial, Link, chain_ruling, examine
+from gdncheck.compare.ops.chain import ChainTrial, Link, examine
+from gdncheck.compare.ops.chain_verdict import chain_ruling
 from gdncheck.kernels import planted_ops
 from gdncheck.kernels.contract import Capabilities
 from gdncheck.kernels.interface import KernelCall, KernelInfo, RunResult

@@ -8,7 +8,7 @@ import pytest
 import torch
 from direct import emulated, planted, run_chain
 from gdncheck.capture.synthetic.core import make_core
-from gdncheck.compare.ops.chain import first_departing
+from gdncheck.compare.ops.chain_verdict import first_departing
 from gdncheck.kernels.planted_ops import FAULTS
 
 DTYPES = ("bf16", "fp16", "fp32")
