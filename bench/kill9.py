@@ -25,14 +25,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "fuzz")]
 import kill_child  # noqa: E402
-from record import save  # noqa: E402
-
 from gdncheck.capture.casefile import read_case, write_case  # noqa: E402
 from gdncheck.capture.make import make  # noqa: E402
 from gdncheck.compare.shrink import shrink  # noqa: E402
 from gdncheck.compare.store import FILE_NAME, RunStore  # noqa: E402
 from gdncheck.compare.sweep.sweep import sweep  # noqa: E402
 from gdncheck.kernels.pool import WorkerPool  # noqa: E402
+from record import save  # noqa: E402
 
 KERNEL = "fuzz_kernels:long"
 
@@ -64,10 +63,13 @@ def store_faults(directory: Path, known: set[str], rows: int) -> tuple[list[str]
     if "cases" not in tables:
         return [], known, rows
     faults = []
-    (now,) = connection.execute("SELECT (SELECT count(*) FROM cases) + (SELECT count(*) FROM
-    results)").fetchone() (flying,) = connection.execute("SELECT count(*) FROM cases WHERE verdict IN
-    ('alone', 'started')").fetchone() aliases = dict(connection.execute("SELECT raw, signature FROM aliases"))
-    connection.close() if now < rows:
+    counted = "SELECT (SELECT count(*) FROM cases) + (SELECT count(*) FROM results)"
+    (now,) = connection.execute(counted).fetchone()
+    in_flight = "SELECT count(*) FROM cases WHERE verdict IN ('alone', 'started')"
+    (flying,) = connection.execute(in_flight).fetchone()
+    aliases = dict(connection.execute("SELECT raw, signature FROM aliases"))
+    connection.close()
+    if now < rows:
         faults.append(f"{rows - now} rows are lost")
     if flying > 1:
         faults.append(f"{flying} cases were in flight")
@@ -121,8 +123,8 @@ def main() -> None:
             elif small.exists() and read_case(small).n_tokens > case.n_tokens:
                 faults.append(f"kill {number}, shrink: the best so far is larger than the start")
             if number % 10 == 9:
-                print(number + 1, dict(counts), {n: (len(s), r) for n, (s, r) in state.items()}, faults,
-                flush=True)
+                kept = {n: (len(names), rows) for n, (names, rows) in state.items()}
+                print(number + 1, dict(counts), kept, faults, flush=True)
         drawn = Counter(int(n) for n in (fuzzed.parent / "calls.log").read_text().split())
         twice = sorted(n for n, count in drawn.items() if count > 1)
         shrunk = shrink(place / "case.safetensors", KERNEL, device="cpu", out=small, budget=120.0)
