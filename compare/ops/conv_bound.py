@@ -28,6 +28,7 @@ from .trial import OpTrial
 
 NAME, TIER = "running-bound", 2
 SLOPE = 1.1  # of SiLU: its largest derivative is 1.0998
+MINIMUM = -2.4  # where that slope is steepest downwards; further down it only flattens
 SPARE = 1.05
 DIVISION_GIVES_ZERO = -86.0
 FAST_EXP = 2.0**-20  # of exp_u20 and of expf under --use_fast_math, relative
@@ -78,10 +79,17 @@ def entry_bounds(trial: OpTrial) -> Tensor:
     output = trial.truth["conv_output"].abs()
     if trial.under_clauses.function.activation is not None:
         exp = FAST_EXP if not trial.declared or trial.info.contract.find("conv.exp") else 0.0
-        error = SLOPE * error + (exp + (8 + 4 * total.abs()) * 2.0**-24) * output
+        error = _slope(total + error) * error + (exp + (8 + 4 * total.abs()) * 2.0**-24) * output
         error = error + torch.where(total < DIVISION_GIVES_ZERO, output, 0.0)
     stored = trial.outputs["conv_output"].dtype
     return error + unit_roundoff(stored) * (output + error) + smallest_error(stored)
+
+
+def _slope(edge: Tensor) -> Tensor:
+    """Largest slope of SiLU up to the upper edge of what the sum can be: it falls off below the minimum."""
+    sigmoid = torch.sigmoid(edge)
+    there = (sigmoid * (1 + edge * (1 - sigmoid))).abs()
+    return torch.where(edge < MINIMUM, there, SLOPE)
 
 
 def _unit(casts: dict[str, str], point: str, native: torch.dtype) -> tuple[float, float]:
