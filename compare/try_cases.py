@@ -138,9 +138,17 @@ def plan_of(
 def pairs_of(name: str, pairs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """(64, 64) or [(64, 64), (128, 128)] as pairs."""
     several = [pairs] if len(pairs) == 2 and all(isinstance(n, int) for n in pairs) else list(pairs)
-    if not several or any(len(p) != 2 or any(not isinstance(n, int) or n < 1 for n in p) for p in several):
+    if not several or not all(_is_pair(pair) for pair in several):
         raise BadInput(f"{name} is {pairs!r}; give a pair of numbers such as (64, 64), or several pairs")
     return tuple((int(a), int(b)) for a, b in several)
+
+
+def _is_pair(pair: Any) -> bool:
+    return (
+        isinstance(pair, tuple | list)
+        and len(pair) == 2
+        and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair)
+    )
 
 
 def case_of(plan: Plan, number: int) -> tuple[Case, dict[str, str]]:

@@ -34,6 +34,8 @@ Wanted = Signature | str | None
 # A kernel that takes so many seconds is not run sixty times before it is said to pass.
 FEW_FIRST_RUNS, SLOW = 10, 0.5
 AHEAD = 4
+# Tiers that judge the case's own numbers.
+NUMBER_TIERS = (0, 1, 2, 3)
 
 
 class Meter:
@@ -94,9 +96,17 @@ def check_start(meter: Meter, start: Candidate, wanted: Wanted, known: Rate | No
         rate=known or rate,
         fault=fault,
         attempt=shown[0],
-        signature=signature_of(shown[0], oracle.info, oracle.chunk_size),
+        signature=_kept_signature(oracle, shown[0], wanted),
         soundness=sound,
     )
+
+
+def _kept_signature(oracle: Oracle, attempt: Attempt, wanted: Wanted) -> Signature:
+    """The finding's own signature where it was given, so that a smaller case stays the same finding."""
+    if isinstance(wanted, Signature):
+        return wanted
+    found = named(oracle, attempt, wanted) if wanted is not None else None
+    return found or signature_of(attempt, oracle.info, oracle.chunk_size)
 
 
 def common_fault(faults: Sequence[Fault | None]) -> Fault:
@@ -142,11 +152,17 @@ def _measured(
 def _is_wanted(oracle: Oracle, attempt: Attempt, wanted: Wanted) -> bool:
     if attempt.verdict not in FAILING:
         return False
-    if wanted is None:
-        return True
-    if isinstance(wanted, str):
-        return signature_of(attempt, oracle.info, oracle.chunk_size).digest == wanted
+    if wanted is None or isinstance(wanted, str):
+        return wanted is None or named(oracle, attempt, wanted) is not None
     return agrees(wanted, attempt, oracle.chunk_size)
+
+
+def named(oracle: Oracle, attempt: Attempt, digest: str) -> Signature | None:
+    """The attempt's signature under a digest; of a failure in the numbers the tier may have moved since."""
+    found = signature_of(attempt, oracle.info, oracle.chunk_size)
+    tiers = NUMBER_TIERS if found.tier in NUMBER_TIERS else (found.tier,)
+    every = [found, *(msgspec.structs.replace(found, tier=tier) for tier in tiers)]
+    return next((s for s in every if s.digest == digest), None)
 
 
 def _find_relation(meter: Meter, start: Candidate) -> None:
