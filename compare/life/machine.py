@@ -124,7 +124,8 @@ def conv_reference(group: Group, pools: Pools, sizes: Sizes) -> Tensor:
         for j, slot in enumerate(row.conv_writes):
             pools.conv[slot] = seen[:, j + 1 : j + sizes.taps]
     dtype: torch.dtype = getattr(torch, sizes.dtype)
-    return convolved.to(dtype)
+    rounded: Tensor = convolved.to(dtype)
+    return rounded
 
 
 REFERENCE_INFO = KernelInfo(

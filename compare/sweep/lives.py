@@ -49,7 +49,8 @@ class CaseTokens:
     def start(self, sequence: int) -> Tensor | None:
         if sequence >= len(self.at) - 1 or self.state is None or not bool(self.started[sequence]):
             return None
-        return self.state[sequence]
+        state: Tensor = self.state[sequence]
+        return state
 
     def rule(self, places: Sequence[Place]) -> dict[str, Tensor]:
         rows = torch.tensor([self._row(place) for place in places], dtype=torch.int64)
