@@ -61,7 +61,7 @@ class Shard(click.ParamType):  # type: ignore[type-arg]
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runners per device.")
 @click.option("--shard", type=Shard(), default="1/1", metavar="I/N", help="Only this share of the numbers.")
 @click.option(
-    "--shrink-budget", "shrink_seconds", type=Duration(), default="2m", show_default=True, metavar="TIME",
+    "--shrink-budget", "shrink_seconds", type=Duration(), default=120.0, show_default="2m", metavar="TIME",
     help="Time to shrink each finding.",
 )  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Keep the run here.")
