@@ -16,7 +16,8 @@ from gdncheck.compare.fuzz import sitting, subject
 KERNEL = "fuzz_kernels:long"
 OPTIONS = {
     "shapes": ["1x1x8x8:bf16"], "max_tokens": 67, "families": ["exact"], "axes": {"split": ["at-63"]},
-    "only": ["split"], "device": "cpu", "batch": 1, "cases": 4000, "shrink_seconds": 1.0, "confirm_seconds": 1.0,
+    "only": ["split"], "device": "cpu", "batch": 1, "cases": 4000, "shrink_seconds": 1.0,
+    "confirm_seconds": 1.0,
 }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from direct import Direct, emulated, function
 from gdncheck.capture.synthetic.core import make_core
 from gdncheck.compare.ops.inputs import op_inputs
 from gdncheck.compare.ops.session import diff_op
@@ -13,6 +12,7 @@ from gdncheck.compare.ops.table import OPS
 from gdncheck.kernels.contract import Clause, Contract
 from gdncheck.reference.emulation_ops import OpRounding, emulate_l2norm, emulate_norm
 from gdncheck.reference.op_functions import L2Norm
+from op_direct import Direct, emulated, function
 
 SOURCE = "this test"
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
-from direct import emulated, planted, run_chain
 from gdncheck.capture.synthetic.core import make_core
 from gdncheck.compare.ops.chain_verdict import first_departing
 from gdncheck.kernels.planted_ops import FAULTS
+from op_direct import emulated, planted, run_chain
 
 DTYPES = ("bf16", "fp16", "fp32")
 SHAPES = (
