@@ -95,7 +95,7 @@ def run_stage(
 
 def with_checkpoints(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The results of a walk, and the states at the starts of its chunks as `checkpoints`."""
-    kept = {name: values[name] for name in ("output", "final_state") if name in values}
+    kept: dict[str, Tensor] = {name: values[name] for name in ("output", "final_state") if name in values}
     return {**kept, "checkpoints": values["h"]}
 
 

@@ -36,7 +36,7 @@ def whose_state(judged: Sequence[Any], row: RowPlan, before: Tensor, after: Tens
     if not bool(torch.isfinite(got).all()):
         return ""
     at = int(group.offsets[number])
-    part = {name: group.tensors[name][at : at + end] for name in ("q", "k", "v", "g", "beta")}
+    part: dict[str, Any] = {name: group.tensors[name][at : at + end] for name in ("q", "k", "v", "g", "beta")}
 
     def distance(start: Tensor) -> float:
         made: Any = recurrence(**part, initial_state=start[None])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -170,7 +171,7 @@ def expect(
     return Expected(versions=_after(group, versions, true_states, results), witness=witness)
 
 
-def _rule(inputs: Inputs) -> dict[str, object]:
+def _rule(inputs: Inputs) -> dict[str, Any]:
     keywords = inputs.keywords()
     return {
         name: keywords[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")

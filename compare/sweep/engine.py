@@ -59,7 +59,8 @@ def conversation(setup: Setup, info: KernelInfo) -> Conversation:
     So whoever has many setups can run their calls side by side.
     """
     if setup.life != "prefill":
-        return (yield from life_conversation(setup, info))
+        lived: Ran = yield from life_conversation(setup, info)
+        return lived
     if setup.through_pool:
         return (yield from _through_pool(setup, info))
     call = call_of(setup.case, **setup.options)
