@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +25,20 @@ from .conv_call import ConvAdapter, optional
 from .conv_pool import ConvPool
 
 CACHE = ("transformers.cache_utils", "LinearAttentionLayer")
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """No tf32 in cuDNN, which torch allows it by default for float32 convolutions (seen on an H200).
+
+    That is the library's choice and not the model's code: it is switched off here, and named as evidence.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 class TransformersConv(ConvAdapter):
@@ -57,7 +73,17 @@ class TransformersConv(ConvAdapter):
         pool = ConvPool(tensors, columns=width, channels_last=False, dtype=tensors["conv_input"].dtype)
         states, outputs = pool.gathered(), [tensors["conv_input"][:0]]
         weight, bias = tensors["conv_weight"].contiguous(), optional(call, "conv_bias")
-        self.evidence |= {"calls": 0, "packing": "one call per sequence"}
+        self.evidence |= {"calls": 0, "packing": "one call per sequence", "cudnn_tf32": False}
+        with without_tf32():
+            self._sequences(tensors, pool, states, outputs, weight, bias)
+        pool.scatter(states)
+        return {"conv_output": torch.cat(outputs), **pool.outputs()}
+
+    def _sequences(
+        self, tensors: dict[str, Tensor], pool: ConvPool, states: Tensor, outputs: list[Tensor],
+        weight: Tensor, bias: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Run each sequence by itself; `states` [N, D, W] and `outputs` take what comes back."""
         for n, (start, end) in enumerate(itertools.pairwise(tensors["cu_seqlens"].tolist())):
             if start == end:
                 continue  # it is never called without a token
@@ -65,8 +91,6 @@ class TransformersConv(ConvAdapter):
             output, states[n] = self.one(x, states[n : n + 1].clone(), bool(pool.fresh[n]), weight, bias)
             outputs.append(output[0].T)
             self.evidence["calls"] += 1
-        pool.scatter(states)
-        return {"conv_output": torch.cat(outputs), **pool.outputs()}
 
     def one(
         self, x: Tensor, state: Tensor, fresh: bool, weight: Tensor, bias: Tensor | None
