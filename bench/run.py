@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # Modules that the benchmarks share, and trials of the verdict that take an hour and measure no time.
-SHARED = {"run.py", "record.py", "honest_cases.py", "honest_kernels.py", "plots.py"}
+SHARED = {"run.py", "record.py", "honest_cases.py", "honest_kernels.py", "plots.py", "conv_cases.py"}
 TRIALS = {"specificity.py", "calibrate.py"}
 NOT_BENCHMARKS = SHARED | TRIALS
 
