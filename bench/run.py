@@ -11,7 +11,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # Modules that the benchmarks share, and trials of the verdict that take an hour and measure no time.
 SHARED = {"run.py", "record.py", "honest_cases.py", "honest_kernels.py", "plots.py", "conv_cases.py"}
-TRIALS = {"specificity.py", "calibrate.py"}
+TRIALS = {
+    "specificity.py", "calibrate.py", "fuzz_million.py", "fuzz_planted.py", "kill9.py", "life_sound.py",
+    "sglang_guard.py",
+}  # fmt: skip
 NOT_BENCHMARKS = SHARED | TRIALS
 
 
