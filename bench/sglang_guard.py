@@ -2,11 +2,11 @@
 
 usage: python bench/sglang_guard.py
 
-`safe_exp` (kernels/ops/attention/fla/op.py) takes exp of a difference G_i - G_j, and zero where it is positive,
-which it cannot be for j <= i and g <= 0: in exact arithmetic, or where G is summed one after the other. A GPU
-sums in parallel (a scan by doubling strides), so tokens whose gate is 0, or smaller than an ulp of the sum, get
-sums that differ in the last bit in either direction; some of the pairs are then zeroed. Here the calls that
-departed on an H200 are made again in float64 with only that changed.
+`safe_exp` (kernels/ops/attention/fla/op.py) takes exp of a difference G_i - G_j, and zero where it is
+positive, which it cannot be for j <= i and g <= 0: in exact arithmetic, or where G is summed one after
+the other. A GPU sums in parallel (a scan by doubling strides), so tokens whose gate is 0, or smaller
+than an ulp of the sum, get sums that differ in the last bit in either direction; some of the pairs are
+then zeroed. Here the calls that departed on an H200 are made again in float64 with only that changed.
 Results: bench/results/sglang-guard.json.
 """
 
