@@ -37,6 +37,7 @@ def command(place, *arguments):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_chain_names_no_operation_for_a_planted_norm(place):
     done = command(
         place, "core.safetensors", "--op", "core", "--json",

@@ -84,6 +84,7 @@ def test_beta_in_few_bits_is_no_contract_difference():
     assert 2.0**-9 < ruling.contract_differences[0].size < 2.0**-7
 
 
+@pytest.mark.slow
 def test_the_layer_of_transformers_gates_otherwise_than_its_lines_say():
     """The gate is taken out of the layer's forward, so it must be the two lines that are written there."""
     handle = opened("transformers.gate")

@@ -60,6 +60,7 @@ def test_a_broken_kernel_passes_or_a_sound_one_fails(suite, pytester, monkeypatc
     assert kept.facts.kernel == "shrinkable_here:leaks"
 
 
+@pytest.mark.slow
 def test_what_no_worker_can_import_ends_in_a_traceback(suite):
     result = suite("""
         def test_inside(gdncheck_fuzz):

@@ -48,6 +48,7 @@ def test_shrinking_slips_to_another_fault(shrunk, small_case):
     assert found.fault.kind == "nonfinite"
 
 
+@pytest.mark.slow
 def test_a_flake_is_lost_or_believed_after_one_run(shrunk, small_case):
     said = []
     found = shrunk("flaky", small_case(40), report=lambda text, *numbers: said.append(text))
