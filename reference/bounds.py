@@ -254,7 +254,9 @@ def error_bounds(
     residual = size.v + size.k * bound
     # A cumulative log decay G, kept in float32, is off by u |G|; so is every factor exp(G), relatively, and
     # by exp's own error besides (2^-22.5 for a GPU's ex2.approx).
-    decays = DECAY_ROUNDINGS * roundoffs.accumulate * (1 + _chunk_decay(size.decay.log(), cu_seqlens))
+    # The sum is taken of g itself: exp(g) is 0 below -745, and G has the whole of it.
+    log_decay = g.double() if g.ndim == 2 else g.double().amax(-1)
+    decays = DECAY_ROUNDINGS * roundoffs.accumulate * (1 + _chunk_decay(log_decay, cu_seqlens))
     spread = PROBABILISTIC_C * q.shape[-1] ** 0.5 * roundoffs.accumulate
     # A raw key is normalised by the kernel and rounded: one more operand rounding.
     operand = roundoffs.operand * (2.0 if l2norm else 1.0)
