@@ -42,7 +42,7 @@ demo: $(STAMP)
 test test-slow: export OMP_NUM_THREADS := 1
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'not gpu and not slow'
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not gpu and not slow'
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m 'slow and not gpu'
