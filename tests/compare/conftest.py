@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 from gdncheck.capture.make import make
 from gdncheck.compare.session import Settings, diff_one
 from gdncheck.compare.soundness import soundness_of
@@ -14,15 +13,6 @@ from gdncheck.kernels.callable import CallableAdapter, read_capabilities
 from gdncheck.kernels.interface import RunResult
 from gdncheck.reference.emulation import emulate_chunk
 from gdncheck.reference.emulation_recurrent import emulate_recurrent
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small cases: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class InProcess:

@@ -5,20 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 from gdncheck.compare.decode.drift import _Run
 from gdncheck.compare.decode.stream import Profile, stream_of
 from gdncheck.kernels.callable import CallableAdapter, read_capabilities
 from gdncheck.kernels.interface import RunResult
 from gdncheck.kernels.stepwise import run_stepwise
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Stepped:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 from faulty_base import BASES, namespace
 from faulty_model import CASES
 from faulty_run import POOLS, Bench, case_of
@@ -19,15 +18,6 @@ from gdncheck.compare.diff import diff
 ROWS = [(name, case) for name, fault in FAULTS.items() for case in fault.cases]
 UNSEEN = [name for name, fault in FAULTS.items() if fault.unseen]
 RESETS = "minus-inf"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small cases: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from faulty_model import Fault
 from faulty_run import case_of
 from faulty_stages import STAGES, StagedKernel
@@ -14,14 +13,6 @@ from gdncheck.compare.trial import Trial
 from gdncheck.compare.witness import Witness
 
 IN_A_STAGE = {name: f for name, f in FAULTS.items() if f.stage and not f.unseen}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from gdncheck.compare.fuzz.fuzz import fuzz
 from gdncheck.kernels import allocation
 from gdncheck.kernels.callable import CallableAdapter, read_capabilities
@@ -22,15 +21,6 @@ from gdncheck.kernels.worker import run_call
 
 FOLDER = Path(__file__).parent
 SHAPE = "1x2x16x16:bf16"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small cases: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Handle:

@@ -6,7 +6,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
 from gdncheck.compare.life.life import make_bookkeeper
 from gdncheck.compare.life.machine import Reference
 from gdncheck.compare.life.run import run_history
@@ -59,14 +58,6 @@ class Inside:
 def inside(monkeypatch):
     """life() runs kernels of pool_kernels.py in this process."""
     monkeypatch.setattr("gdncheck.compare.life.life.WorkerPool", Inside)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -34,14 +34,6 @@ FIRST = [next(c for c in FIRES if c[0] == name) for name in FAULTS]
 SILENT = ("core-qwen", "core-wide-gate", "core-quiet", "core-large", "core-exact")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def check(name, family, dtype, shape, seed):
     op, kernel = planted(name)
     case = make_core(family, dtype=dtype, seed=seed, **shape)

@@ -4,20 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 FOLDER = str(Path(__file__).parent.parent / "faulty")
 if FOLDER not in sys.path:
     sys.path.insert(0, FOLDER)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small cases: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,6 @@ from gdncheck.reference.conv import causal_conv
 from gdncheck.reference.truth import truth
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 REFERENCE = Path(chunk.__file__).parent
 
 

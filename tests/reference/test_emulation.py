@@ -15,15 +15,6 @@ from hypothesis import strategies as st
 EXACT = PROFILES["exact"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Small products: a second thread costs more than it computes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def recurrence(q, k, v, g, beta, scale, state, cu):
     """The definition, token by token in float64."""
     q, k, v, g, beta, state = (x.double() for x in (q, k, v, g, beta, state))

@@ -9,15 +9,6 @@ from gdncheck.reference.recurrence import recurrence
 POINTS = ("handover", "l2norm", "beta", "u", "state", "output", "final_state")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Small products: a second thread costs more than it computes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(lengths, hk=1, hv=2, dk=16, dv=8, dtype=torch.float32, seed=0, decay=0.1):
     draw = torch.Generator().manual_seed(seed)
     tokens = sum(lengths)

@@ -18,15 +18,6 @@ from hypothesis import strategies as st
 TOLERANCE = 1e-12
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors gain nothing from threads, and lose much to them on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def random_case(lengths, HK, shared, K, V, seed, *, channel=False, state=True, gate=0.3, strength=1.0):
     """Unit keys, Gaussian queries and values, log decay -gate * exponential, beta uniform below strength."""
     make = torch.Generator().manual_seed(seed)

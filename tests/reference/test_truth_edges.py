@@ -28,14 +28,6 @@ SPECIAL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make_case(lengths, seed=0, *, HK=1, shared=2, K=8, V=4, channel=False, gate=0.3, strength=1.0):
     make = torch.Generator().manual_seed(seed)
     T, HV = sum(lengths), HK * shared

@@ -11,15 +11,6 @@ from gdncheck.reference.truth import truth
 from gdncheck.reference.variants import honest_variants
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Small products: a second thread costs more than it computes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(tokens, hv=2, dk=64, dv=64, dtype=torch.bfloat16, seed=0):
     draw = torch.Generator().manual_seed(seed)
 

@@ -10,7 +10,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
 from gdncheck.capture.make import make
 from gdncheck.compare.shrink import shrink
 from gdncheck.kernels.callable import CallableAdapter
@@ -21,15 +20,6 @@ from gdncheck.kernels.protocol import KernelSpec
 from gdncheck.kernels.worker import run_call
 
 FOLDER = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small cases: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(*lengths, **options):

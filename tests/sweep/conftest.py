@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from gdncheck.capture.make import make
 from gdncheck.compare.sweep.sweep import sweep
 from gdncheck.kernels import allocation
@@ -23,15 +22,6 @@ from gdncheck.kernels.loading import Device
 from gdncheck.kernels.worker import run_call
 
 FOLDER = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small cases: a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

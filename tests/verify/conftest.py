@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from gdncheck.compare.session import Settings, diff_one
 from gdncheck.compare.soundness import soundness_of
 from gdncheck.compare.witness import Witness
@@ -17,14 +16,6 @@ from gdncheck.kernels.interface import RunResult
 FOLDER = str(Path(__file__).parent)
 if FOLDER not in sys.path:
     sys.path.insert(0, FOLDER)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class InProcess:
