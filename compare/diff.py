@@ -29,7 +29,7 @@ from .soundness import Soundness, soundness_of
 from .threads import threads_for
 from .tolerances import Given, Tolerance, tolerances
 from .trial import Trial
-from .verdict import FAILING, VERDICT_ORDER, DiffResult, Ruling, VerdictWord
+from .verdict import FAILING, VERDICT_ORDER, DiffResult, Ruling, VerdictWord, exit_status_of
 from .witness import Witness
 
 Progress = Callable[[str], None]
@@ -70,12 +70,8 @@ class DiffReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_status(self) -> int:
         """0, 1 or 3 of the design."""
-        if all(r.verdict == "skipped" for r in self.results):
-            return 3
-        if any(r.verdict in FAILING for r in self.results):
-            return 1
-        loose = any(r.verdict == "suspect" or r.ruling.contract_differences for r in self.results)
-        return int(self.strict and loose)
+        named = any(r.ruling.contract_differences for r in self.results)
+        return exit_status_of((r.verdict for r in self.results), strict=self.strict, differences=named)
 
 
 def diff(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..capture.atomic import atomic_path
 from .jsonout import SCHEMA, place, plain_numbers
 from .repeat_result import RepeatReport, RepeatResult, series_name
 from .repeat_verdict import Kind
 from .report import STYLES
+from .report_files import write_files
 from .report_words import full, number
 from .tunings import in_lines
 
@@ -192,8 +191,4 @@ def last_line(report: RepeatReport) -> str:
 
 def write_report(report: RepeatReport, folder: Path) -> None:
     """report.json and report.txt, each whole or not at all."""
-    text = StringIO()
-    print_report(report, Console(file=text, width=140, no_color=True))
-    for name, content in (("report.json", dumps(report) + "\n"), ("report.txt", text.getvalue())):
-        with atomic_path(folder / name) as path:
-            path.write_text(content, encoding="utf-8")
+    write_files(folder, dumps(report), lambda console: print_report(report, console))

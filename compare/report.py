@@ -7,16 +7,15 @@ command that repeats it) is enough to paste somewhere. All words come from the r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..capture.atomic import atomic_path
 from .diff import CaseInput, DiffReport
 from .jsonout import dumps
+from .report_files import write_files
 from .report_ops import table_of_ops
 from .report_words import full, number, where
 from .verdict import DiffResult, Outcome, Place
@@ -219,11 +218,5 @@ def last_line(report: DiffReport) -> str:
 
 def write_report(report: DiffReport, directory: Path) -> tuple[Path, Path]:
     """report.json and report.txt in a directory, each whole or not at all. Raises BadInput."""
-    text = StringIO()
-    print_report(report, Console(file=text, width=140, no_color=True))
-    written = []
-    for name, content in (("report.json", dumps(report) + "\n"), ("report.txt", text.getvalue())):
-        with atomic_path(directory / name) as temporary:
-            temporary.write_text(content, encoding="utf-8")
-        written.append(directory / name)
-    return written[0], written[1]
+    document, text = write_files(directory, dumps(report), lambda console: print_report(report, console))
+    return document, text

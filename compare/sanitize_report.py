@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from ..capture.atomic import atomic_path
 from .jsonout import SCHEMA, place, plain_numbers
 from .report import STYLES
+from .report_files import write_files
 from .sanitize import Blamed, SanitizeReport, SanitizeResult, in_words
 
 
@@ -78,12 +77,5 @@ def print_report(report: SanitizeReport, console: Console) -> None:
 
 def write_report(report: SanitizeReport, folder: Path) -> None:
     """report.json, report.txt and each tool's own log, each whole or not at all."""
-    text = StringIO()
-    print_report(report, Console(file=text, width=140, no_color=True))
-    files = {"report.json": dumps(report) + "\n", "report.txt": text.getvalue()}
-    for number, result in enumerate(report.results):
-        if result.log:
-            files[f"{number:02d}-{result.tool}.log"] = result.log
-    for name, content in files.items():
-        with atomic_path(folder / name) as path:
-            path.write_text(content, encoding="utf-8")
+    logs = {f"{n:02d}-{result.tool}.log": result.log for n, result in enumerate(report.results) if result.log}
+    write_files(folder, dumps(report), lambda console: print_report(report, console), more=logs)

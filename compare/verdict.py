@@ -6,6 +6,7 @@ outcomes by tier and the first that fires decides. The JSON of `diff` is made fr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -24,6 +25,19 @@ VERDICT_ORDER: tuple[VerdictWord, ...] = (
     "skipped",
 )
 FAILING: frozenset[VerdictWord] = frozenset({"fail", "error", "timeout", "out-of-contract"})
+
+
+def exit_status_of(verdicts: Iterable[VerdictWord], *, strict: bool, differences: bool = False) -> int:
+    """0, 1 or 3 of the design, for the verdicts of one command.
+
+    differences: contract differences were named; with strict they count, as suspects do.
+    """
+    words = set(verdicts)
+    if words <= {"skipped"}:
+        return 3
+    if words & FAILING:
+        return 1
+    return int(strict and (differences or "suspect" in words))
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ from ..soundness import Soundness, soundness_of
 from ..threads import threads_for
 from ..tiles import map_states, row_errors
 from ..trial import Measured, Trial
-from ..verdict import FAILING, VERDICT_ORDER, Outcome, Place, Ruling, VerdictWord
+from ..verdict import VERDICT_ORDER, Outcome, Place, Ruling, VerdictWord, exit_status_of
 from .stream import (
     DTYPES,
     L2norm,
@@ -104,12 +104,8 @@ class DecodeReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_status(self) -> int:
         """0, 1 or 3 of the design."""
-        if all(d.verdict == "skipped" for d in self.drifts):
-            return 3
-        if any(d.verdict in FAILING for d in self.drifts):
-            return 1
-        loose = any(d.verdict == "suspect" or d.ruling.contract_differences for d in self.drifts)
-        return int(self.strict and loose)
+        named = any(d.ruling.contract_differences for d in self.drifts)
+        return exit_status_of((d.verdict for d in self.drifts), strict=self.strict, differences=named)
 
 
 def decode(

@@ -16,7 +16,7 @@ import torch
 
 from ...capture.errors import BadInput
 from ...kernels.pool import DEFAULT_TIME_LIMIT, KernelHandle, WorkerPool
-from ..verdict import FAILING, VERDICT_ORDER, VerdictWord
+from ..verdict import VERDICT_ORDER, VerdictWord, exit_status_of
 from .bookkeeping import load_bookkeeper
 from .draw import DRAFT, SLOTS, draw_history
 from .machine import Machine, Reference
@@ -84,9 +84,7 @@ class LifeReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def exit_status(self) -> int:
-        if any(r.verdict in FAILING for r in self.results):
-            return 1
-        return 3 if all(r.verdict == "skipped" for r in self.results) else 0
+        return exit_status_of((r.verdict for r in self.results), strict=False)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...capture.atomic import atomic_path
 from ..jsonout import SCHEMA, plain_numbers
 from ..report import STYLES
+from ..report_files import write_files
 from ..report_words import number
 from .life import LifeReport, LifeResult
 from .steps import step_words, write_history
@@ -114,13 +113,7 @@ def dumps(report: LifeReport) -> str:
 
 def write_report(report: LifeReport, directory: Path) -> list[Path]:
     """report.json, report.txt, and the shortest history of every kernel that fails. Raises BadInput."""
-    text = StringIO()
-    print_report(report, Console(file=text, width=140, no_color=True))
-    written = []
-    for name, content in (("report.json", dumps(report) + "\n"), ("report.txt", text.getvalue())):
-        with atomic_path(directory / name) as temporary:
-            temporary.write_text(content, encoding="utf-8")
-        written.append(directory / name)
+    written = write_files(directory, dumps(report), lambda console: print_report(report, console))
     for result in report.results:
         if result.history is not None:
             path = directory / f"{result.kernel.replace('/', '_').replace(':', '_')}.history.json"

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from ...capture.atomic import atomic_path
 from ..axes.table import AXES
 from ..report import STYLES
+from ..report_files import write_files
 from ..report_words import full, number
 from ..tunings import in_lines
 from .attempt import Attempt
@@ -218,8 +217,4 @@ def last_line(report: SweepReport) -> Text:
 
 def write_report(report: SweepReport, directory: Path) -> None:
     """report.json and report.txt in the run's directory, each whole or not at all. Raises BadInput."""
-    text = StringIO()
-    print_report(report, Console(file=text, width=WIDTH, no_color=True))
-    for name, content in (("report.json", dumps(report) + "\n"), ("report.txt", text.getvalue())):
-        with atomic_path(directory / name) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+    write_files(directory, dumps(report), lambda console: print_report(report, console), width=WIDTH)

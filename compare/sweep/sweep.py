@@ -25,7 +25,7 @@ from ..cut import first_tokens
 from ..diff import verdict_device
 from ..store import RunStore
 from ..tunings import TUNED_AT, TuningAccount
-from ..verdict import FAILING, VERDICT_ORDER, VerdictWord
+from ..verdict import VERDICT_ORDER, VerdictWord, exit_status_of
 from .attempt import Attempt
 from .baseline import baseline_for, read_baseline
 from .configuration import Configuration
@@ -82,12 +82,8 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     def exit_status(self) -> int:
         """0, 1 or 3 of the design."""
         attempts = [a for s in self.sweeps for a in s.attempts]
-        if all(a.verdict == "skipped" for a in attempts):
-            return 3
-        if any(a.verdict in FAILING for a in attempts):
-            return 1
-        loose = any(a.verdict == "suspect" or a.contract_differences for a in attempts)
-        return int(self.strict and loose)
+        named = any(a.contract_differences for a in attempts)
+        return exit_status_of((a.verdict for a in attempts), strict=self.strict, differences=named)
 
 
 def sweep(

@@ -27,7 +27,7 @@ from ..diff import verdict_device
 from ..jsonout import SCHEMA, place, plain_numbers
 from ..report import STYLES
 from ..threads import threads_for
-from ..verdict import FAILING, VERDICT_ORDER, Ruling, VerdictWord
+from ..verdict import VERDICT_ORDER, Ruling, VerdictWord, exit_status_of
 from .session import NEEDS
 from .speculation import Speculation, prefill_for, speculate
 from .step import NO_ERROR
@@ -50,11 +50,7 @@ class DraftReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_status(self) -> int:
         """0, 1 or 3 of the design."""
-        if all(c.verdict == "skipped" for c in self.chains):
-            return 3
-        if any(c.verdict in FAILING for c in self.chains):
-            return 1
-        return int(self.strict and any(c.verdict == "suspect" for c in self.chains))
+        return exit_status_of((c.verdict for c in self.chains), strict=self.strict)
 
 
 def decode_drafts(
