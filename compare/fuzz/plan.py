@@ -36,8 +36,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     shard: tuple[int, int] = (1, 1)
     confirm_seconds: float = 120.0
     shrink_seconds: float = 120.0
-    relations_share: float = 0.05
-    """Share of the time that relations of sampled cases may take."""
 
     def cases_of(self, kernel: int) -> int | None:
         """Numbers of one kernel."""

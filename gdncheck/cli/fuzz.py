@@ -6,11 +6,12 @@ The library twin is compare.fuzz.fuzz.fuzz.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import click
 
-from gdncheck.cli.options import run_options
+from gdncheck.cli.options import run_options, time_limit_of
 from gdncheck.cli.repeat import command_line
 from gdncheck.cli.sweep import Duration, axes_of, names_of
 
@@ -69,7 +70,7 @@ class Shard(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--json-lines", type=click.Path(dir_okay=False), metavar="FILE", help="Log events to this file."
 )
-@run_options
+@partial(run_options, time_limit=time_limit_of(120.0))
 def fuzz(
     hours: float | None,
     duration: float | None,
@@ -97,8 +98,6 @@ def fuzz(
     from gdncheck.cli.fuzz_screen import Screen
     from gdncheck.compare.fuzz.fuzz import fuzz as run_fuzz
 
-    if options["time_limit"] == 300.0:
-        options["time_limit"] = 120.0
     i, _, n = shard.partition("/")
     seconds = duration if hours is None else hours * 3600
     with Screen(seconds, options["cases"], json_lines) as screen:
@@ -114,6 +113,11 @@ def fuzz(
             command=command_line(click.get_current_context()),
             **options,
         )
+    return tell(report, as_json)
+
+
+def tell(report: Any, as_json: bool) -> int:
+    """Print a run's document or its summary; returns the exit status."""
     if as_json:
         from gdncheck.compare.fuzz.jsonout import dumps
 
@@ -123,4 +127,5 @@ def fuzz(
 
         for line in lines(report):
             click.echo(line)
-    return report.exit_status
+    status: int = report.exit_status
+    return status

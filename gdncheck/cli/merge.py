@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gdncheck.cli.fuzz import tell
 from gdncheck.cli.options import json_option
 from gdncheck.cli.repeat import command_line
 
@@ -22,14 +23,4 @@ def merge(runs: tuple[str, ...], out: str, as_json: bool) -> int:
     """
     from gdncheck.compare.fuzz.merge import merge as run_merge
 
-    report = run_merge(runs, out=out, command=command_line(click.get_current_context()))
-    if as_json:
-        from gdncheck.compare.fuzz.jsonout import dumps
-
-        click.echo(dumps(report))
-    else:
-        from gdncheck.compare.fuzz.summary import lines
-
-        for line in lines(report):
-            click.echo(line)
-    return report.exit_status
+    return tell(run_merge(runs, out=out, command=command_line(click.get_current_context())), as_json)

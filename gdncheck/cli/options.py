@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 device_option = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
@@ -18,10 +19,17 @@ kernel_option = click.option(
     help="Kernel under test, repeatable: fla.chunk, fla.chunk@0.6.0, fla.chunk@path:DIR, fla.chunk@git:REV, "
     "package.module:function. Default: what is installed.",
 )  # fmt: skip
-time_limit_option = click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
-    metavar="SECONDS", help="Limit for one kernel call, compile included.",
-)  # fmt: skip
+
+
+def time_limit_of(seconds: float) -> Decorator:
+    """`--time-limit` with this default."""
+    return click.option(
+        "--time-limit", type=click.FloatRange(min=0, min_open=True), default=seconds, show_default=True,
+        metavar="SECONDS", help="Limit for one kernel call, compile included.",
+    )  # fmt: skip
+
+
+time_limit_option = time_limit_of(300.0)
 seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of every random choice."
 )
@@ -92,11 +100,10 @@ def tuning_options(command: Command) -> Command:
     return command
 
 
-def run_options(command: Command) -> Command:
-    """The options of every command that runs kernels."""
+def run_options(command: Command, *, time_limit: Decorator = time_limit_option) -> Command:
+    """The options of every command that runs kernels. time_limit: for another default than 300 s."""
     options = (
-        json_option, strict_option, seed_option, time_limit_option, device_option, source_option,
-        kernel_option,
+        json_option, strict_option, seed_option, time_limit, device_option, source_option, kernel_option,
     )  # fmt: skip
     for option in options:
         command = option(command)
