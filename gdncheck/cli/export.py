@@ -10,9 +10,17 @@ from typing import Any
 
 import click
 
+from gdncheck.cli.finding_options import (
+    axis_option,
+    baseline_option,
+    deviations_of,
+    finding_seed_option,
+    finding_time_limit_option,
+    one_kernel_option,
+    original_option,
+)
 from gdncheck.cli.options import device_option, json_option, source_option
 from gdncheck.cli.repeat import command_line
-from gdncheck.cli.shrink import axis_option, baseline_option, deviations_of, one_kernel_option
 from gdncheck.cli.sweep import Telling
 
 ENDED = {0: "the fault did not show", 1: "the fault shows"}
@@ -32,14 +40,11 @@ ENDED = {0: "the fault did not show", 1: "the fault shows"}
     help="seeded: numbers from a seed in place of the case's own, if the failure is the same on them.",
 )  # fmt: skip
 @click.option("--no-run", is_flag=True, help="Do not run the kernel here; go by what the finding says.")
-@click.option("--original", is_flag=True, help="The case as it was found, not the shrunk one.")
+@original_option
 @source_option
 @device_option
-@click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-    help="Limit for one kernel call. Default: the finding's, else 300.",
-)  # fmt: skip
-@click.option("--seed", type=int, metavar="N", help="Seed of schedules. Default: the finding's.")
+@finding_time_limit_option
+@finding_seed_option
 @json_option
 def export(
     case: str,

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import click
 
+from gdncheck.cli.finding_options import (
+    axis_option,
+    baseline_option,
+    deviations_of,
+    finding_seed_option,
+    finding_time_limit_option,
+    one_kernel_option,
+    original_option,
+)
 from gdncheck.cli.options import device_option, json_option, source_option
 from gdncheck.cli.repeat import command_line
-from gdncheck.cli.shrink import axis_option, baseline_option, deviations_of, one_kernel_option
 from gdncheck.cli.sweep import Telling
 
 
@@ -19,14 +27,11 @@ from gdncheck.cli.sweep import Telling
     "--runs", type=click.IntRange(min=1), metavar="N",
     help="Runs at most. Default: 3, or as many as a failure of the known rate needs to show.",
 )  # fmt: skip
-@click.option("--original", is_flag=True, help="The case as it was found, not the shrunk one.")
+@original_option
 @source_option
 @device_option
-@click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-    help="Limit for one kernel call. Default: the finding's, else 300.",
-)  # fmt: skip
-@click.option("--seed", type=int, metavar="N", help="Seed of schedules. Default: the finding's.")
+@finding_time_limit_option
+@finding_seed_option
 @json_option
 def replay(
     case: str,

@@ -11,9 +11,16 @@ from typing import Any
 
 import click
 
+from gdncheck.cli.finding_options import (
+    axis_option,
+    baseline_option,
+    deviations_of,
+    finding_time_limit_option,
+    one_kernel_option,
+)
 from gdncheck.cli.options import device_option, json_option, source_option
 from gdncheck.cli.repeat import command_line
-from gdncheck.cli.sweep import Duration, Telling, axes_of
+from gdncheck.cli.sweep import Duration, Telling
 from gdncheck.cli.terminal import report_console
 
 WIDTH = 100
@@ -28,29 +35,6 @@ class SignatureWord(click.ParamType):  # type: ignore[type-arg]
         if not re.fullmatch(r"[0-9a-f]{16}", str(value)):
             self.fail(f"{value!r} is no signature; give the 16 hex digits that a finding has", param, ctx)
         return str(value)
-
-
-def deviations_of(words: tuple[str, ...]) -> dict[str, str] | None:
-    """{axis: value} of `name=value` words; None without any."""
-    found = axes_of(words)
-    several = [name for name, values in found.items() if len(values) != 1]
-    if several:
-        raise click.UsageError(
-            f"--axis {several[0]} has {len(found[several[0]])} values; give the one that fails"
-        )
-    return {name: values[0] for name, values in found.items()} or None
-
-
-axis_option = click.option(
-    "--axis", "axes", multiple=True, metavar="NAME=VALUE",
-    help="What it fails under, repeatable: --axis split=at-63. Default: what the finding says.",
-)  # fmt: skip
-one_kernel_option = click.option(
-    "--kernel", metavar="NAME", help="Kernel that fails on it. Default: the one that the finding names."
-)
-baseline_option = click.option(
-    "--baseline", metavar="NAME|FILE", help="What the deviations depart from, as for sweep."
-)
 
 
 @click.command()
@@ -70,10 +54,7 @@ baseline_option = click.option(
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Also after so many kernel runs.")
 @source_option
 @device_option
-@click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-    help="Limit for one kernel call. Default: the finding's, else 300.",
-)  # fmt: skip
+@finding_time_limit_option
 @click.option(
     "--seed", type=int, metavar="N", help="Seed of schedules and neighbours. Default: the finding's."
 )
