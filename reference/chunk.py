@@ -10,6 +10,7 @@ in float64 it is the recurrence's result only where `truth` says so. `packing` c
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -178,18 +179,25 @@ def _pass_states(
 
     All [rows, ...] with rows = chunks * HV in step order; state [n * HV, K, V] is advanced in place.
     """
+    for here, target in _steps(counts, HV, state, h):
+        error = torch.baddbmm(values[here], k_start[here], h[here], alpha=-1)
+        torch.bmm(T_beta[here], error, out=v_new[here])
+        torch.mul(h[here], state_decay[here], out=target)
+        target.baddbmm_(k_end[here].mT, v_new[here])
+
+
+def _steps(counts: tuple[int, ...], HV: int, state: Tensor, h: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """For each step its rows, and where the state after it goes: the next step's rows of h, or `state`.
+
+    What was written there is the next step's state when the walk goes on.
+    """
     at, n = 0, counts[0] * HV
     h[:n] = state[:n]
     for position, count in enumerate(counts):
         n = count * HV
-        here = slice(at, at + n)
-        error = torch.baddbmm(values[here], k_start[here], h[here], alpha=-1)
-        torch.bmm(T_beta[here], error, out=v_new[here])
         following = counts[position + 1] * HV if position + 1 < len(counts) else 0
         # Straight into the next step's slot where every sequence goes on.
-        target = h[at + n : at + 2 * n] if following == n else state[:n]
-        torch.mul(h[here], state_decay[here], out=target)
-        target.baddbmm_(k_end[here].mT, v_new[here])
+        yield slice(at, at + n), h[at + n : at + 2 * n] if following == n else state[:n]
         at += n
         if following and following < n:
             h[at : at + following] = state[:following]
@@ -213,17 +221,8 @@ def _compose_states(
     step = torch.bmm(k_end.mT, w).neg_()
     step.diagonal(dim1=1, dim2=2).add_(state_decay.squeeze(-1))
     written = torch.bmm(k_end.mT, u)
-    at, n = 0, counts[0] * HV
-    h[:n] = state[:n]
-    for position, count in enumerate(counts):
-        n = count * HV
-        here = slice(at, at + n)
-        following = counts[position + 1] * HV if position + 1 < len(counts) else 0
-        target = h[at + n : at + 2 * n] if following == n else state[:n]
+    for here, target in _steps(counts, HV, state, h):
         torch.baddbmm(written[here], step[here], h[here], out=target)
-        at += n
-        if following and following < n:
-            h[at : at + following] = state[:following]
     torch.baddbmm(u, w, h, alpha=-1, out=v_new)
 
 
