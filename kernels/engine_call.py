@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -18,6 +19,20 @@ from ..capture.errors import Refused
 from . import autotune, layouts
 from .contract import Capabilities
 from .interface import KernelCall
+
+# What an engine's token-by-token kernels take: vLLM's and SGLang's, for recurrent, decode and verify steps.
+RECURRENT = Capabilities(
+    default_chunk_size=None,
+    state_layout="VK",
+    l2norm="both",
+    state_dtypes=("float32", "bfloat16", "float16"),
+    slots=True,
+    replays=True,
+    profile="fla-recurrent",
+    max_tokens_cpu=256,
+)
+# The same, with a row of slots per sequence: a draft and what was accepted of it.
+WITH_COLUMNS = msgspec.structs.replace(RECURRENT, columns=True)
 
 
 def prepare_triton() -> bool:

@@ -16,7 +16,7 @@ from ..capture.errors import Refused
 from . import autotune, layouts, sglang_decode
 from .contract import Capabilities, Contract
 from .contracts_engines import sglang_chunk, sglang_recurrent
-from .engine_call import check_no_empty, check_rule_call, rounded_beta
+from .engine_call import RECURRENT, check_no_empty, check_rule_call, rounded_beta
 from .interface import KernelCall
 from .replay import launched, replay_of
 from .sglang_kernel import SglangKernel
@@ -77,16 +77,7 @@ class Recurrent(SglangKernel):
     """`fused_recurrent_gated_delta_rule_update`: token by token in float32."""
 
     op, submodule = "recurrent", "fused_recurrent"
-    capabilities = Capabilities(
-        default_chunk_size=None,
-        state_layout="VK",
-        l2norm="both",
-        state_dtypes=("float32", "bfloat16", "float16"),
-        slots=True,
-        replays=True,
-        profile="fla-recurrent",
-        max_tokens_cpu=256,
-    )
+    capabilities = RECURRENT
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:

@@ -22,13 +22,13 @@ from . import layouts
 from .columns import ColumnView
 from .contract import Capabilities, Contract
 from .contracts_decode import sglang_decode, sglang_packed_decode, sglang_verify
-from .engine_call import check_rule_call, prepared_qk, rounded_beta, scale_of
+from .engine_call import RECURRENT, WITH_COLUMNS, check_rule_call, prepared_qk, rounded_beta, scale_of
 from .gate_inputs import gate_inputs
 from .interface import KernelCall
 from .replay import launched, replay_of
 from .sglang_kernel import SglangKernel
 from .slots import SlotView
-from .vllm_decode import CAPABILITIES, WITH_COLUMNS, check_packed, packed_steps
+from .vllm_decode import check_packed, packed_steps
 
 FUSED = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
 
@@ -37,7 +37,7 @@ class _Fused(SglangKernel):
     """What decode and verify share: `fused_sigmoid_gating_delta_rule_update`."""
 
     submodule = "fused_recurrent"
-    capabilities: Capabilities = CAPABILITIES
+    capabilities: Capabilities = RECURRENT
 
     def __init__(self, version: str | None = None) -> None:
         """Import the kernels. Raises CannotRun where their layout is unknown."""
@@ -139,7 +139,7 @@ class PackedDecode(SglangKernel):
     """`fused_recurrent_gated_delta_rule_packed_decode`: q|k|v of one token per row, gate in the kernel."""
 
     op, submodule = "packed-decode", "fused_recurrent"
-    capabilities = CAPABILITIES
+    capabilities = RECURRENT
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:

@@ -21,7 +21,7 @@ from ..capture.errors import Refused
 from . import autotune, layouts, vllm_decode
 from .contract import Capabilities, Contract
 from .contracts_engines import vllm_chunk, vllm_recurrent
-from .engine_call import check_no_empty, check_rule_call, prepared_qk, rounded_beta, scale_of
+from .engine_call import RECURRENT, check_no_empty, check_rule_call, prepared_qk, rounded_beta, scale_of
 from .interface import KernelCall
 from .replay import launched, replay_of
 from .slots import SlotView
@@ -117,16 +117,7 @@ class Recurrent(VllmKernel):
     """`fused_recurrent_gated_delta_rule` on slots, as decode and verify steps run it."""
 
     op, submodule = "recurrent", "fused_recurrent"
-    capabilities = Capabilities(
-        default_chunk_size=None,
-        state_layout="VK",
-        l2norm="both",
-        state_dtypes=("float32", "bfloat16", "float16"),
-        slots=True,
-        replays=True,
-        profile="fla-recurrent",
-        max_tokens_cpu=256,
-    )
+    capabilities = RECURRENT
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:

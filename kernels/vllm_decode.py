@@ -13,33 +13,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from ..capture.errors import Refused
 from . import layouts
 from .columns import ColumnView
-from .contract import Capabilities, Contract
+from .contract import Contract
 from .contracts_decode import vllm_decode, vllm_packed_decode, vllm_verify
-from .engine_call import check_rule_call, prepared_qk, rounded_beta, scale_of
+from .engine_call import RECURRENT, WITH_COLUMNS, check_rule_call, prepared_qk, rounded_beta, scale_of
 from .gate_inputs import GateInputs, gate_inputs
 from .interface import KernelCall
 from .replay import launched, replay_of
 from .slots import SlotView
 from .vllm_kernel import VllmKernel
-
-CAPABILITIES = Capabilities(
-    default_chunk_size=None,
-    state_layout="VK",
-    l2norm="both",
-    state_dtypes=("float32", "bfloat16", "float16"),
-    slots=True,
-    replays=True,
-    profile="fla-recurrent",
-    max_tokens_cpu=256,
-)
-WITH_COLUMNS = msgspec.structs.replace(CAPABILITIES, columns=True)
 
 
 def has_columns(call: KernelCall) -> bool:
@@ -156,7 +143,7 @@ class PackedDecode(VllmKernel):
     """`fused_recurrent_gated_delta_rule_packed_decode`: q|k|v of one token per row, gate in the kernel."""
 
     op, submodule = "packed-decode", "fused_recurrent"
-    capabilities = CAPABILITIES
+    capabilities = RECURRENT
 
     @staticmethod
     def contract_for(version: str | None) -> Contract:
