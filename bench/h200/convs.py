@@ -30,6 +30,7 @@ from gdncheck.compare.ops.session import diff_op
 from gdncheck.compare.ops.table import OPS
 from gdncheck.kernels.pool import WorkerPool
 from record import save
+from side_by_side import lines_of
 
 KERNELS = (
     "fla.conv@0.4.0", "fla.conv@0.6.0", "vllm.conv@0.19.1", "vllm.conv@0.33.0", "transformers.conv",
@@ -82,19 +83,6 @@ def judge_kernel(name: str, log: Path, device: str, seconds: float, small: bool)
 def write(file: Any, line: dict[str, Any]) -> None:
     file.write(json.dumps(line, default=str) + "\n")
     file.flush()
-
-
-def lines_of(log: Path) -> list[dict[str, Any]]:
-    """What a log holds; a last line that was cut is left out."""
-    if not log.exists():
-        return []
-    found = []
-    for text in log.read_text().splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
 
 
 def summary(out: Path) -> dict[str, Any]:

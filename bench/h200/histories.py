@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -44,9 +42,9 @@ from gdncheck.compare.life.steps import (
 )
 from gdncheck.compare.life.tokens import Sizes
 from gdncheck.kernels.pool import WorkerPool
-from record import machine, save, versions
+from record import save
+from side_by_side import lines_of, run_side_by_side
 
-GRACE = 5.0
 CALL_LIMIT = 200.0  # seconds for one call, compile included
 STEPS = 60
 
@@ -197,39 +195,22 @@ def line_of(result: LifeResult, history: History) -> dict[str, Any]:
 def run_all(chosen: argparse.Namespace) -> None:
     """Start every lane's process, wait for them or the time, and end what is left."""
     until = time.time() + chosen.seconds
-    folder: Path = chosen.out
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {"versions": versions(), "machine": machine(), "seconds": chosen.seconds, "device": chosen.device}
-    (folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
-    children = {}
-    for name in chosen.lane or LANES:
-        command = [
-            sys.executable, __file__, "--one", name, "--out", str(folder), "--device", chosen.device,
+    commands = {
+        name: [
+            sys.executable, __file__, "--one", name, "--out", str(chosen.out), "--device", chosen.device,
             "--until", str(until), "--drawn", str(chosen.drawn),
-        ]  # fmt: skip
-        said = (folder / f"{name}.txt").open("a")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GDNCHECK_TUNE": "never"}
-        # A group of its own: its workers end with it.
-        children[name] = subprocess.Popen(
-            command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True, env=environment
-        )
-    try:
-        for child in children.values():
-            child.wait(max(0.1, until + GRACE - time.time()))
-    except subprocess.TimeoutExpired:
-        print("the time is up", flush=True)
-    finally:
-        for child in children.values():
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        ]
+        for name in chosen.lane or LANES
+    }  # fmt: skip
+    facts = {"seconds": chosen.seconds, "device": chosen.device}
+    run_side_by_side(commands, chosen.out, until, facts, {"GDNCHECK_TUNE": "never"})
 
 
 def summarise(folder: Path) -> dict[str, Any]:
     """What the logs hold, lane by lane."""
     found: dict[str, Any] = {"run": json.loads((folder / "run.json").read_text()), "lanes": {}}
     for log in sorted(folder.glob("*.jsonl")):
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        lines = lines_of(log)
         words = sorted({line["verdict"] for line in lines})
         passed = [line["ratio"] for line in lines if line["verdict"] == "pass"]
         found["lanes"][log.stem] = {

@@ -20,9 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -44,7 +41,8 @@ from gdncheck.kernels.interface import KernelCall, KernelInfo, RunResult
 from gdncheck.kernels.pool import KernelHandle, WorkerPool
 from honest_cases import arguments
 from matrix_table import print_table, summarise
-from record import machine, save, versions
+from record import save
+from side_by_side import run_side_by_side
 
 KERNELS = (
     "fla.chunk@0.4.0", "fla.chunk@0.6.0", "vllm.chunk@0.19.1", "vllm.chunk@0.33.0", "sglang.chunk@0.5.23",
@@ -55,7 +53,6 @@ HEADS, DIMS = {"k_heads": 2, "v_heads": 4}, (128, 128)
 SEED = 0
 CALL_LIMIT = 150.0  # seconds for one call, compile included
 HANGING = 40.0  # seconds for a call with an empty sequence, on which a kernel may hang
-GRACE = 5.0  # seconds between telling the children to stop and ending them
 
 
 class Trialled(NamedTuple):
@@ -239,33 +236,16 @@ def line_of(result: DiffResult) -> dict[str, Any]:
 def run_all(chosen: argparse.Namespace) -> None:
     """Start every kernel's process, wait for them or the time, and end what is left."""
     until = time.time() + chosen.seconds
-    folder: Path = chosen.out
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {"versions": versions(), "machine": machine(), "seconds": chosen.seconds, "device": chosen.device}
-    (folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
-    children = {}
-    for name in chosen.kernel or KERNELS:
-        command = [
-            sys.executable, __file__, "--one", name, "--out", str(folder), "--device", chosen.device,
+    commands = {
+        name: [
+            sys.executable, __file__, "--one", name, "--out", str(chosen.out), "--device", chosen.device,
             "--until", str(until), "--cases", str(chosen.cases), "--every", str(chosen.every),
             "--first", str(chosen.first),
-        ]  # fmt: skip
-        said = (folder / f"{name}.txt").open("w")
-        # A group of its own: its worker ends with it.
-        children[name] = subprocess.Popen(
-            command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-    try:
-        for child in children.values():
-            child.wait(max(0.1, until + GRACE - time.time()))
-    except subprocess.TimeoutExpired:
-        print("the time is up", flush=True)
-    finally:
-        for child in children.values():
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        ]
+        for name in chosen.kernel or KERNELS
+    }  # fmt: skip
+    facts = {"seconds": chosen.seconds, "device": chosen.device}
+    run_side_by_side(commands, chosen.out, until, facts)
 
 
 def main() -> None:

@@ -11,19 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from side_by_side import lines_of
+
 PHASES = ("exact", "relations", "empty", "seeded")
 ALARMS = ("fail", "suspect", "error", "timeout", "out-of-contract", "judge failed", "cannot run")
-
-
-def lines_of(log: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last one that was cut is dropped."""
-    found = []
-    for text in log.read_text().splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
 
 
 def summarise(folder: Path) -> dict[str, Any]:
